@@ -127,8 +127,8 @@ class SizeArgument:
 class Block(NamedTuple):
     """One of several copies of a block. Its ops are `graph.ops[start:stop]`.
 
-    Copies of one traced block share `kind`. `tensors` names every tensor that the ops take or make,
-    in the same order for all copies.
+    Copies of one traced block in one traced call share `kind`. `tensors` names every tensor that
+    the ops take or make, in the same order for all copies.
     """
 
     kind: int

@@ -99,7 +99,7 @@ class Marks:
     linear_gradients: set[str] = _tensors(
         Demand.READABLE, "a function with a backward of its own takes and gives whole tensors"
     )
-    """Tensors whose gradient code is linear: a partial gradient is enough for it."""
+    """Tensors whose gradient goes through a linear custom backward: a partial one is enough."""
 
     written: set[tuple[str, str, str]] = _several(
         Demand.ONE_STATE, "what is written into a parameter has its placement: {0}"

@@ -1,1 +1,1 @@
-"""From a module to a graph of ATen calls, on meta: `trace.py` has the order of the steps."""
+"""Tracing a module on meta into a graph of ATen calls; `trace.py` lists the steps in order."""

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MODEL_CODE = Lock()
-"""Held while model code runs."""
+"""The lock that is held while model code runs."""
 
 _ours: ContextVar[bool] = ContextVar("ours", default=False)
 """Whether the lock is held on behalf of the current context."""

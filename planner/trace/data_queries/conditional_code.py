@@ -137,7 +137,7 @@ def _skipped(
     if leaves or test.orelse or not body or not all(isinstance(n, ast.For) for n in around[-1:]):
         return None
     if not ends_pass and body[0].lineno <= (test.test.end_lineno or 0):
-        return None  # on one line it cannot be told from its test
+        return None  # code on the line of its test cannot be distinguished from the test
     runs = asking is None and not ends_pass
     if rows is None:
         answer = answer_for(_open_part(node.test, values), runs)

@@ -73,7 +73,7 @@ class KnownValues:
             raise
         if func in UNIFORM or (func is aten.detach.default and args[0] in self._uniform):
             self._uniform[out] = True
-        if func in BELOW_ALL and args[0] in self._uniform and args[1] <= 0:  # dropped never
+        if func in BELOW_ALL and args[0] in self._uniform and args[1] <= 0:  # dropout of 0
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
         else:
@@ -112,7 +112,7 @@ class KnownValues:
         with on_data():
             try:
                 return func(*mapped(real, tuple(args), kinds), **mapped(real, dict(kwargs), kinds))
-            except Exception:  # whatever a kernel raises: not every dtype has one
+            except Exception:  # any exception of a kernel: not every dtype has one
                 return None
 
     def _keep(self, out: Any, made: Any) -> None:

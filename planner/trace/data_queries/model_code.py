@@ -14,7 +14,7 @@ from typing import Any
 
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 CALLED_THROUGH = ("torch.overrides", "torch._tensor", __package__)
-"""Modules through which code calls functions of tensors."""
+"""Python modules through which code calls tensor functions."""
 
 
 def model_frame(calls_itself: bool = False) -> Any:

@@ -88,7 +88,7 @@ class Source:
         return replace(found, by_rows=by_rows)
 
     def with_values(self) -> Source | None:
-        """The same, traced with values; None where there are none."""
+        """Return the source with the `valued` inputs; None if there are none."""
         if self.valued is None:
             return None
         args, kwargs = self.valued

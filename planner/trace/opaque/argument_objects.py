@@ -172,7 +172,7 @@ def _walk(value: Any, path: Path, met: set[int]) -> Iterator[tuple[Path, Any, bo
     """Yield the parts of a value, each with its path and whether it holds other parts."""
     parts: Any = None
     if isinstance(value, (set, frozenset)):
-        value = frozenset(value)  # as it is now
+        value = frozenset(value)  # a snapshot
     elif isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, (list, tuple)):

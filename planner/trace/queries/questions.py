@@ -75,7 +75,7 @@ def noted(autocast: torch.dtype | None = None) -> Iterator[Asked]:
     def put(self: nn.Module, value: bool) -> None:
         self.__dict__["training"] = value
 
-    around = vars(nn.Module).get("training")  # model code may plan, too
+    around = vars(nn.Module).get("training")  # set if traced model code plans a model
     nn.Module.training = property(get, put)  # type: ignore[assignment]
     _present.asked = asked
     try:

@@ -113,7 +113,7 @@ def record(
             for run, one in zip(runs, found, strict=True):
                 out.given.append([slot for slot, _ in one])
                 out.outputs += [tensor for _, tensor in one]
-                shown = [t for slot, t in one if slot in out.given[0]]  # not its hidden states
+                shown = [t for slot, t in one if slot in out.given[0]]  # without hidden states
                 out.scores += [] if run.module else shown
             out.outputs += _for_users(recorder.calls, kept.contained)
             out.states, out.taken = states.classes, states.given

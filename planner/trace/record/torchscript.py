@@ -26,7 +26,7 @@ def as_python() -> Iterator[None]:
     before, thread = Compiled.__call__, get_ident()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() != thread:  # on data, made-up or real
+        if get_ident() != thread:  # other threads run on made-up or real data
             return before(self, *args, **kwargs)
         return _code(self)(*args, **kwargs)
 

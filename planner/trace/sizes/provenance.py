@@ -172,7 +172,7 @@ def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
     if isinstance(value, SourcedInt):
         value.provenance.as_number(value.expression)
     elif not (isinstance(value, (torch.Tensor, *PLAIN)) or is_config(value) or id(value) in around):
-        for pair in [*(parts(value) or ())]:  # numbers may be keys, too
+        for pair in [*(parts(value) or ())]:  # keys may be numbers too
             for part in pair:
                 seen_by_users(part, (*around, id(value)))
 

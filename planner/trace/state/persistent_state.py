@@ -212,7 +212,7 @@ class KeptState:
         """
         modes = {m.training for m in self._made}
         left = [(m.training, m.after) for m in self._made]
-        if len(modes) > 1:  # the last run was not in training mode; it is told to train then
+        if len(modes) > 1:  # the last run was in eval mode; training mode would follow it
             with in_mode(self.modules[""], True):
                 left.append((True, look(self.modules, HIDDEN)))
         for training, after in left:

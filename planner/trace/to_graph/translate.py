@@ -128,7 +128,7 @@ def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _readers(record: Record, tensor: torch.Tensor) -> Iterator[Call | None]:
-    """Calls that read `tensor`; None for an output."""
+    """Yield the calls that read `tensor`, and None if it is an output; detached copies count."""
     if any(x is tensor for x in record.outputs):
         yield None
     for call in record.calls:

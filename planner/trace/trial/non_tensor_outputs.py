@@ -99,6 +99,6 @@ def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
     elif isinstance(value, (slice, range)):
         yield from _values((value.start, value.stop, value.step))
     elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
-        for pair in [*islice(parts(value) or (), MOST)]:  # numbers may be keys, too
+        for pair in [*islice(parts(value) or (), MOST)]:  # keys may be numbers too
             for part in pair:
                 yield from _values(part, (*around, id(value)))
