@@ -51,7 +51,7 @@ class Draw(NamedTuple):
     Attributes:
         module: The module whose code draws.
         call: The number of the call of that module.
-        number: The number of the draw in that call; -1 if numbers are drawn other than by dropout.
+        number: The number of the draw in that call; -1 if it is not dropout of single elements.
         weights: Whether the numbers are for attention weights; the tensor is then the queries.
     """
 
@@ -148,7 +148,7 @@ class Marks:
     """Tensors that one block of a stack passes to the next; users see them as hidden states."""
 
     overwritten: set[str] = _tensors()
-    """Tensors that code changes in place. Autograd forbids this for some views."""
+    """Tensors that code changes in place. Autograd forbids it if a reshard returned a view."""
 
     drawn: set[tuple[str, Draw]] = _dims()
     """(tensor, `Draw`): the tensors for whose elements random numbers are drawn."""

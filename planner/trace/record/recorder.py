@@ -142,7 +142,7 @@ def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[to
         for call in calls
         if call.op is BOUNDARY and read_tag(call.args[1])[1] == KEEPS
     ]
-    # Attributes of a module that ran have a marker, unless they are a weight made by a hook.
+    # A tensor that is itself an attribute of a module that ran has a marker, or a hook made it.
     ran = {read_tag(call.args[1])[0] for call in calls if call.op is BOUNDARY}
     found += [
         ((one.place, one.slot), one.tensor, one.at)
