@@ -1,1 +1,1 @@
-"""What each ATen op does to sharded tensors, one line an op; nothing here knows of a solver."""
+"""Sharding rules: what each ATen op does to sharded tensors, one line per op. No solver in here."""

@@ -1,8 +1,8 @@
-"""Rules that are not ours: of ops that somebody defines with `torch.library`, say.
+"""Rules added by other packages and by users, such as rules of `torch.library` ops.
 
-A package brings them under the entry-point group `shardwright.rules`: the entry is named as the
-namespace of the ops and leads to a `Table` with their bare names, which is read when an op of that
-namespace is met. `register_rule` adds one for this process alone.
+A package provides rules in the entry-point group `shardwright.rules`. The entry has the name of the
+ops' namespace and points to a `Table` with their bare names. It is read when an op of that
+namespace is found. `register_rule` adds a rule for this process alone.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .call import OWN_NAMESPACE, OpCall, RuleMaker, Table, make_rule, packet_nam
 from .notation import Rule, parse
 
 REGISTERED: Table = {}
-"""What `register_rule` added, by `name_of`."""
+"""The rules that `register_rule` added, by `name_of`."""
 
 
 def added(name: str) -> str | RuleMaker | None:
-    """The rule that somebody added for an op; None where nobody did.
+    """Return the added rule of an op; None if there is none.
 
     Raises:
-        PluginError: the installed rules for its namespace cannot be read or do not hold.
+        PluginError: the installed rules for its namespace cannot be read or are invalid.
     """
     return REGISTERED.get(name) or installed(name.rpartition("::")[0]).get(name)
 
 
 @cache
 def installed(namespace: str) -> Table:
-    """What an installed package brings for the ops of a namespace ("" is ATen's).
+    """Return the rules that an installed package provides for a namespace ("" is ATen's).
 
     Raises:
-        PluginError: it cannot be read, is no `Table`, or a rule in it does not hold.
+        PluginError: the table cannot be read, is not a `Table`, or has an invalid rule.
     """
     namespace = namespace or OWN_NAMESPACE
     table = plugins.load("rules", namespace)
@@ -53,24 +53,24 @@ def installed(namespace: str) -> Table:
 
 
 def bound(rule: str | RuleMaker, call: OpCall) -> Rule | None:
-    """An added rule bound to the shapes of `call`; None where its maker says that it has none.
+    """Bind an added rule to the shapes of `call`; None if its function returns None.
 
     Raises:
-        PluginError: the rule does not fit: it is somebody's to mend.
+        PluginError: the rule does not fit the call. Its author must fix it.
     """
     try:
         return make_rule(rule, call)
-    except (ValueError, LookupError) as error:  # DoesNotFit is the first
+    except (ValueError, LookupError) as error:  # DoesNotFit is a ValueError
         raise PluginError(
             f"the rule of op '{call.op}' does not fit a call of it: {error}"
         ) from None
 
 
 def op_name(op: Any) -> str:
-    """`name_of` what a user has in hand: a custom op, an op of `torch.ops`, or "namespace::name".
+    """Return `name_of` of a custom op, an op of `torch.ops`, or "namespace::name".
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: `op` is none of these.
     """
     match op:
         case CustomOpDef():
@@ -89,10 +89,10 @@ def op_name(op: Any) -> str:
 
 
 def overload_of(op: Any) -> OpOverload:
-    """The overload that a user has in hand, or the first one of an op: see `op_name`.
+    """Return the given overload, or the first overload of an op: see `op_name`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such op.
     """
     if isinstance(op, OpOverload):
         return op
@@ -101,10 +101,10 @@ def overload_of(op: Any) -> OpOverload:
 
 
 def existing(name: str) -> OpOverloadPacket:
-    """The op that `name_of` calls so.
+    """Return the op with that `name_of`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such op.
     """
     packet = packet_named(name)
     if packet is None:
@@ -113,11 +113,11 @@ def existing(name: str) -> OpOverloadPacket:
 
 
 def check(name: str, rule: str | RuleMaker) -> None:
-    """Refuse what cannot be a rule of that op.
+    """Check that a rule can be a rule of an op.
 
     Raises:
-        UsageError: there is no such op, it changes its arguments, or the rule is not in the
-            notation or not for as many tensors.
+        UsageError: there is no such op, it changes its arguments in place, the rule is not in the
+            notation, it has a `lookup`, or it is for another number of tensors.
     """
     packet = existing(name)
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
@@ -146,7 +146,7 @@ def check(name: str, rule: str | RuleMaker) -> None:
 
 
 def _takes(schema: Any, operands: int, results: int) -> bool:
-    """Whether a call of an overload may have so many tensors in and out."""
+    """Whether a call of an overload may have that many operands and results."""
     kinds = [str(a.type) for a in schema.arguments]
     needed, optional = kinds.count("Tensor"), kinds.count("Optional[Tensor]")
     listed = any("List[" in kind and "Tensor" in kind for kind in kinds)

@@ -1,4 +1,4 @@
-"""One call of an op as a rule sees it: names, shapes and numbers, no tensors and no graph."""
+"""`OpCall`: a call of an op as a rule sees it, with names, shapes and numbers, without tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .notation import Rule, Shape, bind, parse
 
 @dataclass(frozen=True)
 class Operand:
-    """Stands for the tensor argument number `index`."""
+    """A placeholder for tensor argument number `index`."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class OpCall:
-    """An op, its arguments by schema name (tensors as `Operand`), and the shapes in and out."""
+    """An op, its arguments by schema name (tensors as `Operand`), and operand and result shapes."""
 
     op: str
     """See `name_of`."""
@@ -33,7 +33,7 @@ class OpCall:
     result_dtypes: tuple[torch.dtype, ...] = ()
 
     def shape(self, name: str) -> Shape:
-        """Shape of the tensor argument `name`."""
+        """Return the shape of the tensor argument `name`."""
         return self.operands[self.arguments[name].index]
 
     def present(self, name: str) -> bool:
@@ -41,16 +41,16 @@ class OpCall:
         return isinstance(self.arguments.get(name), Operand)
 
     def dim(self, name: str = "dim", ndim: int | None = None) -> int:
-        """The dim argument `name`, counted from the left."""
+        """Return the dim argument `name`, counted from the left."""
         n = len(self.operands[0]) if ndim is None else ndim
         return self.arguments[name] % max(n, 1)
 
     def dims(self, name: str = "dim") -> list[int]:
-        """The dims argument `name` (an int, a list, or None for all), counted from the left."""
+        """Return the dims argument `name` (an int, a list, or None for all) as sorted dims >= 0."""
         value, n = self.arguments.get(name), len(self.operands[0])
         if value is None:
             return list(range(n))
-        # A scalar takes dim 0 or -1, and has none.
+        # A scalar accepts dim 0 or -1, but has no dims.
         return sorted({d % n for d in ([value] if isinstance(value, int) else value)}) if n else []
 
     def floats(self, index: int = 0) -> bool:
@@ -68,24 +68,24 @@ OWN_NAMESPACE = "aten"
 
 
 def name_of(op: Any) -> str:
-    """An overload's op: `linear` for one of ATen, `namespace::name` for any other."""
+    """Return the name of an overload's op: `linear` for ATen, else `namespace::name`."""
     name = op._opname if hasattr(op, "_opname") else op.__name__
     return qualified(getattr(op, "namespace", OWN_NAMESPACE), name)
 
 
 def qualified(namespace: str, name: str) -> str:
-    """What an op is called here."""
+    """Return the name of an op: without namespace for ATen, else `namespace::name`."""
     return name if namespace == OWN_NAMESPACE else f"{namespace}::{name}"
 
 
 def packet_named(name: str) -> Any:
-    """All overloads of an op, as `torch.ops` has them; None where there is no such op."""
+    """Return the overload packet of an op from `torch.ops`; None if there is no such op."""
     namespace, _, bare = name.rpartition("::")
     return getattr(getattr(torch.ops, namespace or OWN_NAMESPACE), bare, None)
 
 
 def make_rule(entry: str | RuleMaker, call: OpCall) -> Rule | None:
-    """The bound rule that `entry` gives for `call`; None where it has none.
+    """Return the bound rule of a table entry for `call`; None if the entry has none for it.
 
     Raises:
         DoesNotFit: the rule is for other shapes.
@@ -97,7 +97,7 @@ def make_rule(entry: str | RuleMaker, call: OpCall) -> Rule | None:
 
 @lru_cache(maxsize=4096)
 def _bound(text: str, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> Rule:
-    """Each layer of a model asks for the same."""
+    """Parse and bind a rule, cached: each layer of a model has the same calls."""
     return bind(parse(text), operands, results)
 
 
@@ -107,11 +107,11 @@ def axis_names(n: int) -> list[str]:
 
 
 def clause(word: str, items: Iterable[str]) -> str:
-    """The clause ` | word items`, or nothing where there are no items."""
+    """Return the clause ` | word items`, or an empty text if there are no items."""
     text = " ".join(items)
     return f" | {word} {text}" if text else ""
 
 
 def size_clause(sizes: Mapping[str, int]) -> str:
-    """The clause that states `sizes`."""
+    """Return the clause that states `sizes`."""
     return clause("size", (f"{name}={n}" for name, n in sizes.items()))

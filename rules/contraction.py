@@ -23,7 +23,7 @@ def _baddbmm(call: OpCall) -> str:
 
 
 def _attention(call: OpCall) -> str:
-    """Scaled dot product attention: any leading dims, the last of them heads, maybe in groups."""
+    """Scaled dot product attention. The last leading dim is heads, grouped with `enable_gqa`."""
     query, key = call.shape("query"), call.shape("key")
     lead = axis_names(len(query) - 2)
     asked, held, sizes = list(lead), list(lead), {}
@@ -34,17 +34,17 @@ def _attention(call: OpCall) -> str:
     mask = ""
     if call.present("attn_mask"):
         shape = call.shape("attn_mask")
-        # Its dims are aligned on the right, and may be 1 where a product would not broadcast.
+        # Mask dims are aligned on the right. A dim of 1 is written 1: products do not broadcast.
         names = [*asked, "q", "k"][len(query) - len(shape) :]
         mask = ", " + " ".join("1" if n == 1 else a for a, n in zip(names, shape, strict=True))
-    # Where it is attention by rows, the runtime has a causal mask for those of each rank.
+    # For attention by rows the runtime makes the causal mask of each rank's queries.
     whole = "k d e" if call.op == "shardwright::attention_rows" else "q k d e"
     text = f"{q} q d, {kv} k d, {kv} k e{mask} -> {q} q e | whole {whole} | linear 2"
     return text + size_clause(sizes)
 
 
 def _convolution(call: OpCall) -> str | None:
-    """Channels in groups; a position depends on its neighbours, so these dims stay whole."""
+    """Channels may be in groups. Positions depend on neighbours, so these dims stay unsharded."""
     groups, n = call.arguments["groups"], len(call.shape("weight")) - 2
     space = " ".join(f"x{i}" for i in range(n))
     kernel = " ".join(f"k{i}" for i in range(n))
@@ -64,7 +64,7 @@ def _bilinear(call: OpCall) -> str:
 
 
 def _grouped_mm(call: OpCall) -> str | None:
-    """Rows sorted by expert, times one matrix each; `offs` counts rows, so these stay whole."""
+    """Rows sorted by expert, each times its expert's matrix. `offs` has row counts of all rows."""
     ranks = [len(s) for s in call.operands]
     if ranks != [2, 3, 1] or not call.present("offs"):
         return None

@@ -11,7 +11,7 @@ from .notation import Shape
 
 
 class _Indexed(NamedTuple):
-    """x[i, :, j, …] as axes: those of x, of each index tensor and of the selection."""
+    """The axes of x[i, :, j, …]: of x, of each index tensor and of the selection."""
 
     source: list[str]
     indices: list[str]
@@ -21,12 +21,15 @@ class _Indexed(NamedTuple):
 
 
 def _indexed(call: OpCall) -> _Indexed | None:
-    """Advanced dims that stand together stay in place, else they come first (numpy's rule)."""
+    """Return the axes of an index op; None for masks.
+
+    As in NumPy, adjacent indexed dims stay in place; otherwise they come first.
+    """
     names = axis_names(len(call.operands[0]))
     dims = [d for d, i in enumerate(call.arguments["indices"]) if i is not None]
     given = [call.arguments["indices"][d].index for d in dims]
     if any(call.operand_dtypes[i] in (torch.bool, torch.uint8) for i in given):
-        return None  # a mask: how many it selects, only the data say
+        return None  # a mask: the count of selected elements depends on data
     shapes = [call.operands[i] for i in given]
     shape = torch.broadcast_shapes(*shapes)
     axes = [f"i{j}" for j in range(len(shape))]
@@ -48,7 +51,7 @@ def _broadcast(axes: list[str], shape: Shape, full: Shape) -> str:
 
 
 def _index(call: OpCall) -> str | None:
-    """Indexed dims stay whole; the others and those of the index tensors pass."""
+    """Indexed dims stay unsharded; other dims and those of the index tensors may be sharded."""
     it = _indexed(call)
     if it is None:
         return None
@@ -70,9 +73,9 @@ def _index_put(call: OpCall) -> str | None:
 
 
 def _put_by_mask(call: OpCall) -> str | None:
-    """What a mask over some dims selects becomes one dim, of a length that only the data say.
+    """Write values at a mask. The masked dims become one dim, whose length depends on data.
 
-    Where the values do not have that dim, each place that is selected gets the same ones.
+    If the values do not have that dim, each selected position gets the same values.
     """
     given = [(d, i.index) for d, i in enumerate(call.arguments["indices"]) if i is not None]
     (dim, mask), *more = given
@@ -82,7 +85,7 @@ def _put_by_mask(call: OpCall) -> str | None:
     names, last = axis_names(len(call.operands[0])), len(call.operands) - 1
     chosen, shape = names[dim : dim + depth], call.operands[last]
     selection = [*names[:dim], "1", *names[dim + depth :]]
-    # As many as are selected, or fewer dims: each row of values has its place.
+    # With that dim, each row of values has its own position.
     rows = len(shape) >= len(selection) - dim and shape[len(shape) - (len(selection) - dim)] != 1
     selection[dim] = "j" if rows else "1"
     source, sizes = " ".join(names), dict(zip(names, call.operands[0], strict=True))
@@ -93,7 +96,7 @@ def _put_by_mask(call: OpCall) -> str | None:
 
 
 class _Along(NamedTuple):
-    """Axes of a tensor and of an index along one of its dims."""
+    """The axes of a tensor and of an index along one of its dims."""
 
     source: str
     entries: str
@@ -101,7 +104,7 @@ class _Along(NamedTuple):
 
 
 def _along(call: OpCall) -> _Along | None:
-    """The other dims must be as long: an index that leaves some out has no axis for these."""
+    """Return the axes; None if another dim of the index is shorter, as that has no common axis."""
     source, index = call.operands[0], call.shape("index")
     if not source or not index:
         return None
@@ -117,7 +120,7 @@ def _gather(call: OpCall) -> str | None:
 
 
 def _scatter(call: OpCall) -> str | None:
-    """Written, added or multiplied at positions of one dim."""
+    """Write, add or multiply at positions of one dim."""
     it = _along(call)
     if it is None:
         return None
@@ -132,7 +135,7 @@ def _scatter(call: OpCall) -> str | None:
         linear = "0+2" if added or call.arguments.get("reduce") is None else ""
     elif call.arguments.get("value") == 0 or call.arguments.get("reduce") == "multiply":
         linear = "0"
-    # Each rank may add its own entries of the index: the results are then terms of a sum.
+    # If each rank adds its own entries of the index, the results are Partial.
     entries = " | sum j" if added and call.present("src") else " | whole j"
     return f"{operands} -> {it.source} | whole {it.dim}{entries}" + clause("linear", linear.split())
 
@@ -148,7 +151,7 @@ def _index_select(call: OpCall) -> str | None:
 
 
 def _embedding_bag(call: OpCall) -> str:
-    """Columns pass. Which row an entry is of, and how long bags are, comes back for backward."""
+    """Columns may be sharded. The other results, for the backward pass, index rows and bags."""
     others = ["n", "o", "n"][: len(call.operands) - 1]
     made = ["b e" if len(s) == 2 else f"r{i}" for i, s in enumerate(call.results)]
     text = f"v e, {', '.join(others)} -> {', '.join(made)}"
@@ -157,7 +160,7 @@ def _embedding_bag(call: OpCall) -> str:
 
 
 def _grid_sample(call: OpCall) -> str:
-    """An image, read at places that a grid states for each of those of the result."""
+    """Read an image at the positions that a grid gives for each element of the result."""
     space = [f"x{i}" for i in range(len(call.operands[0]) - 2)]
     out = [f"y{i}" for i in range(len(space))]
     text = f"n c {' '.join(space)}, n {' '.join(out)} g -> n c {' '.join(out)}"
@@ -165,29 +168,29 @@ def _grid_sample(call: OpCall) -> str:
 
 
 NO_VALUE = set("empty empty_permuted new_empty new_zeros zeros".split())
-"""Ops that make zeros, or whatever is there."""
+"""Ops that make zeros or uninitialised tensors."""
 
 
 def _filled(call: OpCall) -> str:
-    """A tensor of one value: any part of it is made like the whole."""
+    """A tensor of one value: each shard of it is made like the full tensor."""
     return f" -> {' '.join(axis_names(len(call.results[0])))}{_if_zero(call)}"
 
 
 def _new_filled(call: OpCall) -> str:
-    """The same with an operand that gives no more than dtype and device."""
+    """A tensor of one value, with an operand that gives only dtype and device."""
     mine = [f"s{i}" for i in range(len(call.operands[0]))]
     made = axis_names(len(call.results[0]))
     return f"{' '.join(mine)} -> {' '.join(made)}{_if_zero(call)}" + clause("free", mine)
 
 
 def _if_zero(call: OpCall) -> str:
-    """What is in a tensor that is not filled is as good as zero: any rank may have any of it."""
+    """Return the `linear zero` clause if the values are zero or uninitialised."""
     zero = call.op in NO_VALUE or call.arguments.get("fill_value") == 0
     return " | linear zero" if zero and call.result_dtypes[0].is_floating_point else ""
 
 
 def _counted(call: OpCall) -> str:
-    """Values that depend on where they stand."""
+    """Values that depend on their position."""
     names = axis_names(len(call.results[0]))
     return f" -> {' '.join(names)}" + clause("whole", names)
 

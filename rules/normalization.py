@@ -1,20 +1,20 @@
-"""Norms and losses that torch keeps as one op."""
+"""Rules of norms and losses that are one op in torch."""
 
 from __future__ import annotations
 
 from .call import OpCall, Table, axis_names, clause
 
 MEAN, SUM = 1, 2
-"""The reductions of a loss, as ATen numbers them."""
+"""The reductions of a loss, by their numbers in ATen."""
 
 
 def _norm(call: OpCall) -> str:
-    """layer_norm and rms_norm: the last dims, as many as `normalized_shape` has, stay whole."""
+    """layer_norm and rms_norm: the dims of `normalized_shape`, the last ones, stay unsharded."""
     n, k = len(call.operands[0]), len(call.arguments["normalized_shape"])
     names = axis_names(n)
     tail = " ".join(names[n - k :])
     operands = ", ".join([" ".join(names)] + [tail] * (len(call.operands) - 1))
-    # native_layer_norm gives back mean and rstd as well.
+    # native_layer_norm returns mean and rstd too.
     kept = " ".join(names[: n - k] + ["1"] * k)
     results = ", ".join([" ".join(names)] + [kept] * (len(call.results) - 1))
     return f"{operands} -> {results} | whole {tail}"
@@ -30,10 +30,10 @@ def _group_norm(call: OpCall) -> str:
 
 
 def _batch_norm(call: OpCall) -> str:
-    """With statistics that are given, every channel by itself.
+    """Batch norm with given statistics: each channel is computed by itself.
 
-    But those who train have them made over all else, by the same code. What comes back of them is
-    empty, or has a device's own use.
+    The other dims stay unsharded, because in training the same code computes the statistics over
+    them. The returned statistics are empty, or only for the device's own use.
     """
     others = ["n", *axis_names(len(call.operands[0]) - 2)]
     x = " ".join([others[0], "c", *others[1:]])
@@ -48,7 +48,7 @@ def _batch_norm(call: OpCall) -> str:
 
 
 def _own_batch_norm(call: OpCall) -> str:
-    """With statistics of what is given: every channel by itself, over all else as a whole."""
+    """Batch norm with statistics of its input: each channel by itself, over all other dims."""
     others = ["n", *axis_names(len(call.operands[0]) - 2)]
     x = " ".join([others[0], "c", *others[1:]])
     text = f"{x}{', c' * (len(call.operands) - 1)} -> {x}{', c' * (len(call.results) - 1)}"
@@ -56,24 +56,24 @@ def _own_batch_norm(call: OpCall) -> str:
 
 
 def _ctc_loss(call: OpCall) -> str | None:
-    """A loss for each sequence of a batch; lengths that are plain numbers are of the whole one."""
+    """A loss for each sequence of a batch. There is no rule if lengths are plain numbers."""
     if not call.present("input_lengths") or [len(s) for s in call.operands] != [3, 2, 1, 1]:
         return None
     return "t n c, n s, n, n -> n, n t l | whole t c s l"
 
 
 UPDATED = {"_native_batch_norm_legit_no_training": ("running_mean", "running_var")}
-"""Arguments that the code which makes this call changes in place when the model trains."""
+"""Arguments that the caller of this op changes in place in training mode."""
 
 
 def _cross_entropy(call: OpCall) -> str | None:
-    """Logits [n, v] and class indices [n]; splitting v takes the vocabulary-parallel loss."""
+    """Logits [n, v] and class indices [n]. Sharding v would need a vocabulary-parallel loss."""
     if len(call.shape("self")) != 2 or call.present("weight") or len(call.shape("target")) != 1:
         return None
     reduction = call.arguments["reduction"]
     if reduction == SUM:
         return "n v, n -> | sum n | whole v"
-    # A mean is over the targets that are not ignored: which, only the data say.
+    # A mean is over the targets that are not ignored, whose count depends on data.
     return (
         "n v, n -> "
         + ("" if reduction == MEAN else "n")

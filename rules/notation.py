@@ -1,4 +1,4 @@
-"""The one-line notation of a rule, parsed once into a frozen object.
+"""The one-line notation of a rule: parser, `Rule` objects, and binding to shapes.
 
     linear      "... i, o i, o -> ... o | sum i | linear 0+2 1+2"
     embedding   "v e, ... -> ... e | lookup v | linear 0"
@@ -6,23 +6,23 @@
     view        "a (b c) -> a b c | size b=4 c=16"
     slice       "(p0 + k + p2) d -> k d | size p0=2 k=5 p2=1"
 
-Left of the arrow the operands, right of it the results. A letter is an axis; the same letter is the
-same axis everywhere. `(a b)` is a dim that is a product, major to minor; `(a + b)` one that is a
-concatenation; `...` any number of dims, aligned on the right; `1` a dim of size one that belongs to
-no axis. An operand dim of size 1 under a letter is broadcast; a result dim never is. Nothing left
-of the arrow is no operand or one scalar, as the call has it. Clauses after bars:
+The operands are left of the arrow, the results right of it. A letter is an axis; the same letter is
+the same axis everywhere. `(a b)` is a dim that is a product, major to minor; `(a + b)` is a dim
+that is a concatenation; `...` is any number of dims, aligned on the right; `1` is a dim of size one
+that belongs to no axis. An operand dim of size 1 under a letter is broadcast; a result dim never
+is. An empty left side means no operand, or one scalar if the call has one. Clauses follow bars:
 
-    sum     splitting it leaves a sum pending on the results (a contraction)
-    lookup  the same after a masked lookup: the op itself must be replaced by one that knows
-    whole   may not be split
-    free    dims of an operand that no result depends on: split or not, the results are the same
-    linear  operands in which the op is linear: a pending sum flows through them. `0+2` jointly
-            (both pend, as in addition), `0 1` one at a time (the others multiply); `zero` stands
-            for none at all: results of zeros are a pending sum as they are
+    sum     sharding this axis makes the results Partial (a contraction)
+    lookup  sharding makes the results Partial after a masked lookup: the op must be replaced by one
+    whole   the axis may not be sharded
+    free    axes of an operand that no result depends on: sharded or not, the results are the same
+    linear  operands in which the op is linear: Partial passes through them. `0+2` is jointly (both
+            are Partial, as in addition), `0 1` is one at a time (the others multiply); `zero` is
+            for no operand: results that are zeros are Partial as they are
     size    sizes of axes that no single dim states
 
-An axis that stands only in operands and that no clause names must be whole, unless it is part of a
-concatenation: then it is dropped, and the results are the same however it is split.
+An axis that is only in operands and in no clause may not be sharded, unless it is part of a
+concatenation: then it is dropped, and the results are the same however it is sharded.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Shape = tuple[int, ...]
 
 
 class DoesNotFit(ValueError):
-    """A rule and the shapes of a call do not go together."""
+    """A rule does not fit the shapes of a call."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A dim that is several axes, major to minor."""
+    """A dim that is a product of axes, major to minor."""
 
     factors: tuple[Expr, ...]
 
@@ -52,7 +52,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Concat:
-    """A dim that is several dims, one after the other."""
+    """A dim that is a concatenation of dims."""
 
     terms: tuple[Expr, ...]
 
@@ -70,7 +70,7 @@ AXIS_CLAUSES = ("sum", "lookup", "whole", "free")
 
 
 def letters(expr: Expr) -> list[str]:
-    """The axes in `expr`, left to right."""
+    """Return the axes in `expr`, left to right."""
     if isinstance(expr, str):
         return [expr] if expr != ONE else []
     out: list[str] = []
@@ -80,7 +80,7 @@ def letters(expr: Expr) -> list[str]:
 
 
 def expr_size(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Size of `expr` under the given axis sizes."""
+    """Return the size of `expr` for the given axis sizes."""
     if isinstance(expr, str):
         return 1 if expr == ONE else sizes[expr]
     if isinstance(expr, Product):
@@ -90,7 +90,7 @@ def expr_size(expr: Expr, sizes: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Rule:
-    """What an op does to its axes. After `bind` it holds no `...` and every axis has a size."""
+    """What an op does to its axes. After `bind` it has no `...`, and every axis has a size."""
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -115,16 +115,19 @@ class Rule:
         return text
 
     def axes(self) -> list[str]:
-        """Every axis, in order of appearance."""
+        """Return every axis, in order of appearance."""
         return list(dict.fromkeys((*_letters_of(self.operands), *_letters_of(self.results))))
 
     def dropped(self) -> frozenset[str]:
-        """Axes that no result has and that are not summed or looked up."""
+        """Return the axes that are in no result and are not summed or looked up."""
         kept = frozenset(_letters_of(self.results))
         return frozenset(self.axes()) - kept - self.sum - self.lookup
 
     def immovable(self) -> frozenset[str]:
-        """Axes that may not be split: the whole ones, and those lost in none of the ways above."""
+        """Return the axes that may not be sharded: by `whole`, or because they are dropped.
+
+        Dropped axes may be sharded if they are part of a concatenation or in `free`.
+        """
         sums = [e for dims in self.operands for e in dims if isinstance(e, Concat)]
         parts = {a for e in sums for a in letters(e)}
         return self.whole | (self.dropped() - parts - self.free)
@@ -139,7 +142,7 @@ def parse(text: str) -> Rule:
     """Parse a rule.
 
     Raises:
-        ValueError: the text is not in the notation (a mistake in a table, not a user's).
+        ValueError: the text is not in the notation.
     """
     body, *clauses = text.split("|")
     left, arrow, right = body.partition("->")
@@ -166,7 +169,7 @@ def parse(text: str) -> Rule:
 
 
 def _check(rule: Rule, text: str) -> None:
-    """Refuse clauses that contradict the dims: such a rule would be wrong without a word."""
+    """Refuse clauses that contradict the dims: the rule would be silently wrong."""
     named = [a for word in AXIS_CLAUSES for a in sorted(getattr(rule, word))]
     if unknown := set(named) - set(rule.axes()):
         raise ValueError(f"axes {sorted(unknown)} are only in the clauses of rule '{text}'")
@@ -175,7 +178,7 @@ def _check(rule: Rule, text: str) -> None:
     lost = rule.sum | rule.lookup | rule.free
     if kept := lost & set(_letters_of(rule.results)):
         raise ValueError(f"axes {sorted(kept)} are lost and in a result of rule '{text}'")
-    # One operand is the least: nothing left of the arrow may be a scalar.
+    # At least one operand counts: an empty left side may be a scalar.
     if any(i >= max(len(rule.operands), 1) for group in rule.linear for i in group):
         raise ValueError(f"'linear' names an operand that is not there in rule '{text}'")
 
@@ -213,7 +216,7 @@ def _expr(tokens: list[str], text: str) -> Expr:
 
 
 def bind(rule: Rule, operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:
-    """`rule` for tensors of these shapes: `...` spelt out, broadcast dims as `1`, all sizes known.
+    """Bind `rule` to these shapes: `...` spelt out, broadcast dims as `1`, all sizes known.
 
     Raises:
         DoesNotFit: the shapes do not fit the rule.
@@ -259,13 +262,13 @@ def _spell(dims: Dims, shape: Shape) -> Dims:
 
 
 def _solve(pairs: Sequence[tuple[Expr, int]], rule: Rule) -> dict[str, int]:
-    """Sizes of all axes: stated, read off a dim, or the only unknown in a product or sum."""
+    """Return the sizes of all axes: stated, read from a dim, or the only unknown in a dim."""
     sizes = dict(rule.sizes)
     for expr, size in pairs:
         broadcast = isinstance(expr, str) and sizes.get(expr, 1) == 1
         if broadcast and expr != ONE and expr not in rule.sizes:
             sizes[expr] = size  # type: ignore[index]
-    composed = [pair for pair in pairs if not isinstance(pair[0], str)]  # the others are known
+    composed = [pair for pair in pairs if not isinstance(pair[0], str)]  # other dims are known
     for expr, size in composed:
         unknown = [a for a in dict.fromkeys(letters(expr)) if a not in sizes]
         if len(unknown) == 1:

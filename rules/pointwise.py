@@ -1,4 +1,4 @@
-"""Ops that work element by element, with broadcasting: in what are they linear?"""
+"""Rules of element-wise ops with broadcasting, and the operands in which they are linear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _pointwise(call: OpCall, linear: str = "") -> str:
 
 
 def _like(call: OpCall) -> str:
-    """A tensor of one value, or of any, with no more than the shape of another."""
+    """A tensor of one value or uninitialised, with the shape of another."""
     zero = call.op in ("empty_like", "zeros_like") or call.arguments["fill_value"] == 0
     return _pointwise(call, "zero" if zero and call.result_dtypes[0].is_floating_point else "")
 
@@ -37,7 +37,7 @@ def _first(call: OpCall) -> str:
 
 
 def _add(call: OpCall) -> str:
-    # x + 1 is not linear: each rank would add the 1. Integers have no pending sums.
+    # x + 1 is not linear: each rank would add the 1. Integers are never Partial.
     real = call.result_dtypes[0].is_floating_point
     return _pointwise(call, "0+1" if len(call.operands) == 2 and real else "")
 
@@ -51,7 +51,7 @@ def _divide(call: OpCall) -> str:
 
 
 def _cast(call: OpCall) -> str:
-    if len(call.operands) == 2:  # to.other: the second gives no more than dtype and device
+    if len(call.operands) == 2:  # to.other: the second operand gives only dtype and device
         mine = [f"s{i}" for i in range(len(call.operands[1]))]
         return f"..., {' '.join(mine)} -> ..." + _if(call.floats(), "0 0+1") + clause("free", mine)
     return _pointwise(call, "0" if call.floats() else "")
@@ -62,7 +62,7 @@ def _if(linear: bool, operands: str) -> str:
 
 
 def _where(call: OpCall) -> str:
-    """Linear in what is chosen from; an alternative that is a number must be zero for that."""
+    """Linear in the two values; if one of them is a number, it must be zero."""
     if len(call.operands) == 3:
         return _pointwise(call, "1+2")
     number = call.arguments["other"] if call.present("self") else call.arguments["self"]
@@ -77,7 +77,7 @@ def _masked_fill(call: OpCall) -> str:
 
 
 def _copy(call: OpCall) -> str:
-    """The second operand in the shape of the first, whose values do not matter."""
+    """The second operand in the shape of the first. The first operand's values do not matter."""
     return _pointwise(call, "1 0+1")
 
 
@@ -86,14 +86,14 @@ def _dropout(call: OpCall) -> str:
 
 
 def _prelu(call: OpCall) -> str:
-    """One slope, or one a channel; the channels are the second dim."""
+    """One slope, or one slope per channel; channels are the second dim."""
     names, slopes = axis_names(len(call.operands[0])), call.operands[1]
     slope = "" if slopes == () else "1" if slopes == (1,) else names[1] if len(names) > 1 else ""
     return f"{' '.join(names)}, {slope} -> {' '.join(names)}"
 
 
 def _gated(call: OpCall) -> str:
-    """The first half of a dim, times a function of the second."""
+    """The first half of a dim times a function of the second half."""
     names, dim = axis_names(len(call.operands[0])), call.dim()
     out = " ".join(names)
     names[dim] = f"({names[dim]} + {names[dim]})"

@@ -1,4 +1,4 @@
-"""Ops that sum, average or scan along dims."""
+"""Rules of ops that reduce, scan or pool along dims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _reduce(call: OpCall, word: str, linear: bool) -> str:
     """A reduction over argument `dim`, with or without `keepdim`; `word` is sum or whole."""
     shape, gone = call.operands[0], call.dims()
     if call.arguments.get("dim") == [] and call.results[0] != shape:
-        gone = list(range(len(shape)))  # no dims are all dims for some ops, none for others
+        gone = list(range(len(shape)))  # an empty list means all dims for some ops
     names, keep = axis_names(len(shape)), len(call.results[0]) == len(shape)
     result = [("1" if keep else "") if i in gone else a for i, a in enumerate(names)]
     results = ", ".join([" ".join(r for r in result if r)] * len(call.results))
@@ -30,12 +30,12 @@ def _sum(call: OpCall) -> str:
 
 
 def _mean(call: OpCall) -> str:
-    # A mean of local means is wrong for uneven parts, so the op itself may not be split.
+    # A mean of local means is wrong for uneven shards, so the reduced dims stay unsharded.
     return _reduce(call, "whole", linear=True)
 
 
 def _norm(call: OpCall) -> str:
-    # The sum of absolute values; other norms take a root at the end.
+    # The 1-norm is a sum of absolute values; other norms take a root at the end.
     return _reduce(call, "sum" if call.arguments["ord"] == 1 else "whole", linear=False)
 
 
@@ -58,12 +58,12 @@ def _linear_scan(call: OpCall) -> str:
 
 
 def _pooled(call: OpCall) -> int:
-    """How many of the last dims the windows are over."""
+    """Return how many of the last dims the op pools over."""
     return 3 if "3d" in call.op else 2
 
 
 def _average_pool(call: OpCall) -> str:
-    """Windows over the last dims; a dim whose windows are its elements is none of them."""
+    """Windows over the last dims. A dim whose windows are single elements may be sharded."""
     names, given = axis_names(len(call.operands[0])), call.arguments
     sizes = (given["kernel_size"], given["stride"] or given["kernel_size"], given["padding"])
     windows = zip(*(n * _pooled(call) if len(n) == 1 else n for n in sizes), strict=True)
@@ -75,7 +75,7 @@ def _average_pool(call: OpCall) -> str:
 
 
 def _max_pool(call: OpCall) -> str:
-    """The same, but where a maximum stands is a number that counts along all of these dims."""
+    """Windows over the last dims. The index of a maximum counts along all of these dims."""
     names = axis_names(len(call.operands[0]))
     head = len(names) - _pooled(call)
     out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
@@ -84,7 +84,7 @@ def _max_pool(call: OpCall) -> str:
 
 
 def _resized_pool(call: OpCall) -> str:
-    """Windows over the last dims that make them as long as is asked for."""
+    """Windows over the last dims, sized to give the requested output size."""
     names = axis_names(len(call.operands[0]))
     head = len(names) - _pooled(call)
     out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
@@ -109,7 +109,7 @@ def _bincount(call: OpCall) -> str:
 
 
 def _histc(call: OpCall) -> str:
-    """Counts add up where the bins are given, not where they come from the range of the data."""
+    """Counts add up over ranks if the range of bins is given, not if it comes from the data."""
     names = axis_names(len(call.operands[0]))
     given = call.arguments["min"] != call.arguments["max"]
     word, whole = ("sum", ["n"]) if given else ("whole", [])

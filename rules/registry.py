@@ -1,4 +1,4 @@
-"""All tables in one, and the only question the planner asks: which rule does this call have?"""
+"""The table of all rules, `rule_for` to look one up, and `register_rule` to add one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ for _family in (contraction, indexing, normalization, pointwise, reduction, shap
 
 
 def rule_for(call: OpCall) -> Rule | None:
-    """The rule of `call` bound to its shapes; None for an op without one, which must stay whole.
+    """Return the rule of `call`, bound to its shapes; None if it has none.
+
+    The tensors of an op without a rule must be replicated.
 
     Raises:
-        PluginError: the rule that somebody added does not fit the call, or cannot be read.
+        PluginError: an added rule does not fit the call, or cannot be read.
     """
     entry = TABLE.get(call.op)
     if entry is None or call.op in REGISTERED:
@@ -31,26 +33,26 @@ def rule_for(call: OpCall) -> Rule | None:
     try:
         return make_rule(entry, call)
     except (DoesNotFit, LookupError):
-        # An overload that the table does not foresee: no reason to refuse the model.
+        # An overload that the table does not cover has no rule; the model is not refused.
         return None
 
 
 def register_rule(op: Any, rule: str | RuleMaker, *, replace: bool = False) -> None:
-    """Say what an op does to sharded tensors, in this process.
+    """Register the sharding rule of an op in this process.
 
-    A package says it to all its users by an entry point: see CONTRIBUTING.
+    A package can provide rules to its users by an entry point: see CONTRIBUTING.
 
         shardwright.register_rule(my_lib.gated, "... h, h -> ... h | linear 0")
 
     Args:
-        op: A `torch.library.custom_op`, what `torch.ops` has of any op, or "namespace::name".
+        op: A `torch.library.custom_op`, an op of `torch.ops`, or "namespace::name".
         rule: Text as in `rules/notation.py`, or a function of the call (`rules/call.py`) that
-            returns it, or None for a call that has no rule.
-        replace: This rule counts from now on, although the op has one.
+            returns the text, or None for a call without a rule.
+        replace: Whether to replace a rule that the op already has.
 
     Raises:
-        UsageError: there is no such op, the rule is not in the notation or not for as many tensors,
-            or the op has one.
+        UsageError: there is no such op, the rule is not in the notation, it is for another number
+            of tensors, or the op already has a rule.
     """
     name = op_name(op)
     check(name, rule)

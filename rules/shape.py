@@ -1,4 +1,4 @@
-"""Ops that only move, split, join or copy elements: each is a renaming of axes."""
+"""Rules of ops that only move, split, join or copy elements: each is a renaming of axes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .notation import Shape
 
 
 class Factor(NamedTuple):
-    """An axis that a reshape keeps, or loses or makes: then one side does not have it."""
+    """An axis of a reshape. `source` or `target` is None if that side does not have it."""
 
     source: int | None
     target: int | None
@@ -19,16 +19,17 @@ class Factor(NamedTuple):
 
 
 def factor_alike(source: Shape, target: Shape) -> list[Factor]:
-    """The common refinement of two shapes with the same number of elements, major to minor.
+    """Return the common refinement of two shapes of the same number of elements, major to minor.
 
-    A factor is part of one dim of each shape; dims of size 1 have none. Dims without a common
-    refinement, as (2, 3) and (3, 2), are lost and made, up to where the shapes agree again.
+    A factor is a part of one dim of each shape; dims of size 1 have none. Dims without a common
+    refinement, such as (2, 3) and (3, 2), become factors of one side each, up to where the shapes
+    agree again.
     """
     out: list[Factor] = []
     left = [(d, n) for d, n in enumerate(source) if n != 1]
     right = [(d, n) for d, n in enumerate(target) if n != 1]
     while left:
-        # The fewest dims on the right of both that hold the same elements.
+        # The fewest dims at the right of both shapes with the same number of elements.
         i = j = 1
         while (a := prod(n for _, n in left[-i:])) != (b := prod(n for _, n in right[-j:])):
             i, j = (i + 1, j) if a < b else (i, j + 1)
@@ -113,7 +114,7 @@ def _expand(call: OpCall) -> str:
 
 
 def _bounds(call: OpCall, n: int) -> tuple[int, int]:
-    """Start and end of a slice of a dim of size `n`, as numbers of elements before them."""
+    """Return start and end of a slice of a dim of size `n`, both within 0 … n."""
     start, end = call.arguments.get("start"), call.arguments.get("end")
     start = 0 if start is None else max(start + n, 0) if start < 0 else min(start, n)
     end = n if end is None else max(end + n, 0) if end < 0 else min(end, n)
@@ -121,16 +122,16 @@ def _bounds(call: OpCall, n: int) -> tuple[int, int]:
 
 
 BEFORE, KEPT, AFTER = "p0", "k", "p2"
-"""The parts of a dim that a slice or select cuts: what is before, what goes on, and what is after.
+"""The parts of a dim that a slice or select cuts: before, kept and after.
 
-These names are a contract with `planner/strategies/op_strategies.py`: splitting one of them moves
-an index that a model's code may state as a number. No other rule for `slice` and `select` uses
+`planner/strategies/op_strategies.py` relies on these names: sharding one of these axes changes an
+index that a model's code may have as a literal number. No other rule for `slice` and `select` uses
 them.
 """
 
 
 def _cut(n: int, start: int, end: int) -> tuple[str, dict[str, int]]:
-    """A dim of size `n` as the parts that are not empty, and their sizes."""
+    """Return a dim of size `n` as a concatenation of its non-empty parts, and their sizes."""
     sizes = {BEFORE: start, KEPT: end - start, AFTER: n - end}
     sizes = {part: size for part, size in sizes.items() if size}
     return f"({' + '.join(sizes)})", sizes
@@ -164,12 +165,12 @@ def _select(call: OpCall) -> str:
 
 
 def _slice_scatter(call: OpCall) -> str:
-    """The first operand with a slice of it replaced by the second."""
+    """Replace a slice of the first operand by the second operand."""
     n, dim, names = call.operands[0][call.dim()], call.dim(), axis_names(len(call.operands[0]))
     start, end = _bounds(call, n)
     if call.arguments.get("step", 1) == 1 and start < end:
         return _written(call, dim, start, end, [KEPT])
-    # Every so manieth, or nothing.
+    # A slice with a step, or an empty one.
     out, kept = " ".join(names), " ".join([*names[:dim], "e", *names[dim + 1 :]])
     whole = f" | whole {names[dim]} e" if start < end else ""
     return f"{out}, {kept} -> {out} | linear 0+1{whole}" + size_clause({"e": call.operands[1][dim]})
@@ -190,11 +191,11 @@ def _written(call: OpCall, dim: int, start: int, end: int, kept: list[str]) -> s
 
 
 def _split(call: OpCall) -> str:
-    """A dim as a concatenation of parts, one a result."""
+    """Split a dim, a concatenation of parts, into one result per part."""
     dim, names = call.dim(), axis_names(len(call.operands[0]))
     head, tail = names[:dim], names[dim + 1 :]
     sizes = {f"p{i}": result[dim] for i, result in enumerate(call.results)}
-    # Empty parts are no terms of a sum, unless there is nothing else.
+    # Empty parts are left out of the concatenation, unless all are empty.
     full = [p for p, n in sizes.items() if n] or ["p0"]
     source = " ".join([*head, f"({' + '.join(full)})", *tail])
     results = ", ".join(" ".join([*head, p, *tail]) for p in sizes)
@@ -205,7 +206,7 @@ def _cat(call: OpCall) -> str:
     target = call.results[0]
     dim, names = call.dim(ndim=len(target)), axis_names(len(target))
     head, tail = names[:dim], names[dim + 1 :]
-    # torch lets an empty vector stand for nothing, whatever the rank of the others.
+    # torch ignores an empty vector, whatever the number of dims of the others.
     absent = [i for i, s in enumerate(call.operands) if s == (0,) and len(target) > 1]
     joined = [i for i in range(len(call.operands)) if i not in absent]
     sizes = {f"p{i}": (0 if i in absent else s[dim]) for i, s in enumerate(call.operands)}
@@ -232,7 +233,7 @@ def _unbind(call: OpCall) -> str:
 
 
 def _unfold(call: OpCall) -> str:
-    """Windows over a dim, in a new last dim."""
+    """Windows over a dim, with a new last dim for the elements of a window."""
     names = axis_names(len(call.operands[0]))
     if not names:
         return " -> w | whole w | linear 0"
@@ -269,7 +270,7 @@ def _pad(call: OpCall) -> str:
     out = [f"q{i}" if a in moved else a for i, a in enumerate(names)]
     text = f"{' '.join(names)} -> {' '.join(out)}"
     text += clause("whole", [*moved, *(a for a in out if a not in names)])
-    # Zeros, or nothing at all, is what a pending sum may be padded with.
+    # A Partial tensor may be padded with zeros, or cropped.
     zeros = not call.arguments.get("value") or max(pad, default=0) <= 0
     return text + (" | linear 0" if zeros else "")
 

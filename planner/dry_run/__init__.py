@@ -1,1 +1,1 @@
-"""Plans run on meta by the model's own code before any rank does, and what a failure forbids."""
+"""Dry runs: the model's own code runs a plan on meta; a failure forbids some splits."""

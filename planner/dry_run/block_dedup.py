@@ -1,9 +1,9 @@
-"""Deduplicate blocks in a dry run: a call of a block that is like an earlier call is not run again.
+"""Deduplicates blocks in a dry run: a call of a block that equals an earlier call is not run again.
 
-What a block's code does depends on how the block is made, on what it is given, on its number, and
-on whether it trains.
-Blocks with one place in a `Stack` are made alike; what calls are given is compared; and numbers are
-put in the blocks that note whether code asks for them, in which case nothing was alike.
+What a block's code does depends on how the block is built, on its inputs, on its index, and on
+training mode. Blocks with the same place in a `Stack` are built alike. The inputs of calls are
+compared. The index in each block is replaced by an object that records reads; if code reads it,
+no calls are equal.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Incomparable(Exception):
-    """A value of which it is not known whether another is like it."""
+    """A value that cannot be compared with others."""
 
 
 @dataclass
 class DeduplicatedBlocks:
-    """What blocks of `stacks` gave in one run of a model, or of a part of it.
+    """The outputs of blocks of `stacks` in one run of a model or of a part of it.
 
     Attributes:
         stacks: Stacks of blocks.
-        only: The calls that need not run, by name of the block and number; None: all that can be
-            left out.
-        hollow: Blocks that are not copied with what they hold, as they will not run.
-        left_out: The calls that were.
-        numbered: Whether code asked for the number of a block.
+        only: The calls that may be left out, by name of the block and number of the call; None for
+            all that equal an earlier call.
+        hollow: Blocks that were copied without their contents, because they will not run.
+        left_out: The calls that were left out.
+        numbered: Whether code read the index of a block.
     """
 
     stacks: Sequence[Stack]
@@ -54,7 +54,7 @@ class DeduplicatedBlocks:
     """Tensors that are compared by their ids, so their memory must not be reused."""
 
     def put_in(self, root: nn.Module) -> None:
-        """Have the blocks of `root` run once, for good."""
+        """Wrap the forwards of the blocks of `root`, so that equal calls run once."""
         for stack in self.stacks:
             for place, (n, block) in zip(
                 stack.traced, root.get_submodule(stack.path).named_children(), strict=True
@@ -63,7 +63,7 @@ class DeduplicatedBlocks:
                 put_around(block, partial(self._once, f"{stack.path}.{n}", block, like))
 
     def watch(self, root: nn.Module) -> None:
-        """As `put_in`, and have the numbers of blocks note whether they are asked for."""
+        """Do as `put_in`, and make the indices of blocks record whether code reads them."""
         self.put_in(root)
         self._put_numbers_in(root)
 
@@ -90,7 +90,7 @@ class DeduplicatedBlocks:
             call, calls = (name, calls), calls + 1
             given = [*args, *kwargs.values()]
             try:
-                with torch._C.DisableTorchFunction():  # nobody need see it who looks at calls
+                with torch._C.DisableTorchFunction():  # hide this from modes that record calls
                     values = tuple(self._describe(given, given))
                 key = like, block.training, len(args), (*kwargs,), values
             except Incomparable:
@@ -106,7 +106,7 @@ class DeduplicatedBlocks:
         return once
 
     def _missing(self, *_args: Any, **_kwargs: Any) -> Any:
-        """In place of the forward of a hollow block.
+        """Replace the forward of a hollow block.
 
         Raises:
             Missing: always.
@@ -121,7 +121,7 @@ class DeduplicatedBlocks:
             elif isinstance(value, Tensor) and value.is_floating_point():
                 place = next((i for i, v in enumerate(given) if v is value), None)
                 yield place, (*value.shape,), value.stride(), value.dtype, value.requires_grad
-            elif isinstance(value, Tensor):  # code may know what is in there
+            elif isinstance(value, Tensor):  # code may depend on the values
                 self._kept.append(value)
                 yield id(value)
             elif isinstance(value, PLAIN):
@@ -131,7 +131,7 @@ class DeduplicatedBlocks:
 
 
 def duplicate_blocks(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.Module]:
-    """The blocks that are made, and stand, like an earlier one of their stack."""
+    """Return the blocks that have the same place in their stack as an earlier block."""
     found: dict[str, nn.Module] = {}
     for stack in stacks:
         seen: set[int] = set()
@@ -145,14 +145,14 @@ def duplicate_blocks(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.M
 
 @dataclass(frozen=True)
 class GivenBack:
-    """What came out is what went in at that place."""
+    """An output that is the input at position `place`."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class NewTensor:
-    """How to make a tensor like one that came out."""
+    """An output tensor, as a function that makes one like it."""
 
     make: Callable[[], Tensor]
 
@@ -177,17 +177,17 @@ def _again(given: Sequence[Any], value: Any) -> Any:
     if isinstance(value, GivenBack):
         return given[value.place]
     if isinstance(value, NewTensor):
-        with torch._C.DisableTorchFunction():  # it is no call of the model's
+        with torch._C.DisableTorchFunction():  # not a call of the model's code
             return value.make()
     return value
 
 
 Between = tuple[str, int, tuple[Call, ...], int]
-"""A stack, the kind of one block, what is called until the next, and the kind of that."""
+"""(stack, kind of a block, calls until the next block, kind of the next block)."""
 
 
 def calls_between_blocks(calls: Calls, stacks: Sequence[Stack]) -> set[Between]:
-    """All that is done between two blocks of a stack, as `calls` of a model tell it."""
+    """Return the calls between consecutive blocks of stacks, from the `calls` of a model."""
     return {found for made in calls.values() for stack in stacks for found in _between(made, stack)}
 
 
@@ -205,7 +205,7 @@ def _between(calls: Sequence[Call], stack: Stack) -> Iterator[Between]:
 
 
 def _kind(call: Call, stack: Stack) -> int | None:
-    """The kind of the block that a call runs, if it is one."""
+    """Return the kind of the block that a call runs; None if it does not run a block."""
     if call.function != RUNS:
         return None
     path, _, number = str(call.numbers[0]).rpartition(".")

@@ -1,4 +1,4 @@
-"""Which splits to forbid after a dry run that failed: those near to where it did."""
+"""Finds the splits to forbid after a failed dry run: those near the failure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Splits = frozenset[tuple[str, Shards]]
 
 @dataclass(frozen=True)
 class Conflict:
-    """Splits that did not pass a dry run, and what went wrong.
+    """Splits that failed a dry run, with the error.
 
-    `module` is where, if that is all that is known of it.
+    `module` is the module that failed, if nothing more precise is known.
     """
 
     splits: Splits
@@ -29,10 +29,10 @@ class Conflict:
 def of_size(
     unsolvable: Unsolvable, layouts: Layouts, earlier: Sequence[Conflict] = ()
 ) -> Conflict | None:
-    """The conflict at a size that no attributes give; None if nothing is split there.
+    """Return the conflict at a size that no attributes give; None if nothing is sharded there.
 
-    What fails at the same line of like modules is forbidden with it: blocks that could not be
-    folded would fail one after the other.
+    Failures at the same line of similar modules are forbidden together. Otherwise blocks that could
+    not be folded would fail one after the other.
     """
     graph = layouts.graph
     producers = graph.producers()
@@ -50,11 +50,11 @@ def of_size(
 def of_module(
     module: str, text: str, layouts: Layouts, earlier: Sequence[Conflict] = ()
 ) -> Conflict | None:
-    """The conflict where `module`, or one in it, did what `text` says; None if nothing is split.
+    """Return the conflict for the error `text` in `module`; None if nothing is sharded.
 
-    A module whose local forward fails may not have the splits that it had; if it failed before,
-    none at all; if it still fails, nor may the module around it. So a search ends, at the latest
-    with nothing split.
+    If the local forward of a module fails, its splits are forbidden. If it fails again, all splits
+    in it are forbidden. If it still fails, the enclosing module is next. So a search ends, at the
+    latest with nothing sharded.
     """
     graph, states, assignment = layouts.graph, layouts.states, layouts.assignment
     if states.sequence and (along := _along(graph, layouts, module)):
@@ -70,9 +70,9 @@ def of_module(
 
 
 def _along(graph: Graph, layouts: Layouts, module: str) -> Splits:
-    """Splits along a sequence of what the own code of `module` and its like reads or makes.
+    """Return sequence splits of tensors that the own code of `module` and similar modules uses.
 
-    But not of the hidden states that must have them.
+    Hidden states that must be sharded are left out.
     """
     sequence = layouts.states.sequence
     assert sequence is not None
@@ -87,7 +87,7 @@ def _along(graph: Graph, layouts: Layouts, module: str) -> Splits:
 
 
 def _tensors_in(graph: Graph, module: str) -> set[str]:
-    """Tensors that ops in `module` or in one within it read or make."""
+    """Return the tensors that ops in `module` and its submodules read or make."""
     return {
         name
         for op in graph.ops
@@ -97,7 +97,7 @@ def _tensors_in(graph: Graph, module: str) -> set[str]:
 
 
 def _gathered(graph: Graph, layouts: Layouts, names: set[str]) -> Splits:
-    """Every split of weights that are held in parts, of which `names` has what is read whole."""
+    """Return every split of the sharded weights that `names` use (as all-gathered)."""
     held = {u.stored for u in graph.uses if u.used in names}
     return frozenset(
         (n, s) for n in held if layouts.assignment[n].shards for s in layouts.states.splits(n)
@@ -105,12 +105,12 @@ def _gathered(graph: Graph, layouts: Layouts, names: set[str]) -> Splits:
 
 
 def _line(op: Op) -> tuple[str, str]:
-    """The line of code that an op stands in, and where, but for the number of the block."""
+    """Return the source line of an op and its module, without block numbers."""
     return op.source, pattern(op.module)
 
 
 def _near_size(graph: Graph, layouts: Layouts, unsolvable: Unsolvable) -> Splits:
-    """The splits near a size; if there are none, near those that want the same attributes."""
+    """Return the splits near a size; if there are none, near sizes with the same attributes."""
     near = _near(graph, layouts, unsolvable.size.tensor)
     for other in () if near else unsolvable.others:
         near |= _near(graph, layouts, other.tensor)
@@ -118,7 +118,7 @@ def _near_size(graph: Graph, layouts: Layouts, unsolvable: Unsolvable) -> Splits
 
 
 def _near(graph: Graph, layouts: Layouts, tensor: str) -> Splits:
-    """The split of `tensor`, or of what its op was given."""
+    """Return the split of `tensor`, or else of the inputs of its op."""
     assignment = layouts.assignment
     if assignment[tensor].shards:
         return frozenset({(tensor, assignment[tensor].shards)})

@@ -1,4 +1,4 @@
-"""Dry runs of a plan: of all blocks of the model, or of the traced blocks alone."""
+"""`DryRun`: dry runs of a plan, with all blocks of the model or with the traced blocks alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sizes = Sequence[int]
 
 
 class Repeat(NamedTuple):
-    """A tensor that the code of a module repeats, and the result: traced names, and sizes."""
+    """A repeat of a tensor in a module's code: traced names of operand and result, and sizes."""
 
     module: str
     ends: tuple[str, str]
@@ -33,10 +33,10 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True)
 class DryRun:
-    """Runs of `root`, shortened to the picked blocks of `stacks`.
+    """Runs of `root`, shortened to the traced blocks of `stacks`.
 
     `watched` has (module, slot of its output, traced tensor) for each call of a module, in order.
-    Blocks of `alike` that are alike run once, unless all are asked for.
+    Equal blocks of the stacks `alike` run once, unless every block is requested.
     """
 
     root: nn.Module
@@ -55,9 +55,16 @@ class DryRun:
         sizes: Mapping[str, tuple[int, ...]],
         every_block: bool = False,
     ) -> Mismatch | None:
-        """Make the runs as one rank; None if all is as `sizes`, of traced tensors, says.
+        """Make the runs as one rank, and compare shapes with `sizes` of traced tensors.
 
-        With `every_block`, no block is left out because it is like another.
+        Args:
+            plan: The plan.
+            coords: Coordinates of the rank.
+            sizes: Local sizes of traced tensors.
+            every_block: Whether to run every block, also those that equal another.
+
+        Returns:
+            The first mismatch, or None.
         """
         whole = self.unsharded(every_block)
         predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
@@ -72,14 +79,14 @@ class DryRun:
             how = (self.opaque, as_planned(self.repeats, sizes), whole.calls, blocks)
             found = run_local(self.root, self.runs, part, coords, predicted, *how)
         wrong = found is not None or blocks.hollow.asked
-        if wrong and whole.left_out:  # what was left out may be why
+        if wrong and whole.left_out:  # leaving calls out may be the cause
             return self.mismatch(plan, coords, sizes, every_block=True)
         return found
 
     def unsharded(self, every_block: bool) -> UnshardedRun:
-        """What the code of the unsharded modules does.
+        """Return the record of the unsharded model's run; it is made once.
 
-        (For a `cached_property` Python 3.11 holds a lock, and model code may plan, too.)
+        This is not a `cached_property`: Python 3.11 would hold a lock, and model code may plan too.
         """
         every_block = every_block or not self.alike
         if every_block not in self._unsharded:
@@ -90,7 +97,7 @@ class DryRun:
         return self._unsharded[every_block]
 
     def _run(self, every_block: bool, hollow: Mapping[str, nn.Module]) -> UnshardedRun | None:
-        """What the code does; None where it asks for what `hollow` blocks hold."""
+        """Run the unsharded model; return None if code needs the contents of `hollow` blocks."""
         blocks = DeduplicatedBlocks(
             () if every_block else self.alike, hollow=Hollow(hollow.values())
         )
@@ -102,9 +109,13 @@ class DryRun:
 
 
 class UnshardedRun(NamedTuple):
-    """What code of unsharded modules calls, where it runs; the calls of blocks that were left out.
+    """The record of a run of the unsharded model.
 
-    And whether code of blocks asks for the number of its block, and the blocks that are not needed.
+    Attributes:
+        calls: The calls that its code makes; None if it does not run.
+        left_out: Calls of blocks that were left out.
+        numbered: Whether code reads the index of a block.
+        hollow: Blocks whose contents are not needed.
     """
 
     calls: Calls | None
@@ -114,7 +125,7 @@ class UnshardedRun(NamedTuple):
 
 
 def repeats_of(graph: Graph, traced: Mapping[str, str] | None = None) -> Iterator[Repeat]:
-    """All that `graph` has; its tensors are copies of those `traced`, if any are."""
+    """Yield the repeats of `graph`; `traced` maps its tensors to the traced ones, if any."""
     for op in graph.ops:
         if op.call.op == "repeat":
             one, other = op.inputs[0], op.outputs[0]
@@ -124,7 +135,7 @@ def repeats_of(graph: Graph, traced: Mapping[str, str] | None = None) -> Iterato
 
 
 def as_planned(repeats: Iterable[Repeat], local: Mapping[str, Sizes]) -> Repeats:
-    """What `call_log.py` notes of each repeat in the unsharded model, and with `local` sizes."""
+    """Return what `call_log.py` records of each repeat, unsharded and with `local` sizes."""
     found: dict[tuple[str, Numbers], set[Numbers]] = {}
     for module, (one, other), sizes in repeats:
         found.setdefault((module, _noted(*sizes)), set()).add(_noted(local[one], local[other]))

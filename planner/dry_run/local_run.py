@@ -1,8 +1,8 @@
-"""A dry run as one rank: apply a plan on meta, run the model's own code, compare every shape.
+"""A dry run as one rank: applies a plan on meta, runs the model's own code, compares every shape.
 
-The planner reasons about a traced graph, the runtime runs the module's Python code. Whatever the
-trace did not show (a number that should have been local, an attribute nobody saw) comes out here as
-a wrong shape or an exception, and becomes a constraint.
+The planner works on a traced graph; the runtime runs the modules' Python code. Anything that the
+trace did not show (a number that should have been local, an attribute) appears here as a wrong
+shape or an exception, and becomes a constraint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardwright.runtime.slots import map_slots
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A module whose local forward is not what the plan says."""
+    """A module whose local forward differs from the plan, and how."""
 
     module: str
     text: str
@@ -49,15 +49,15 @@ def run_local(
 ) -> Mismatch | None:
     """Apply `plan` to a copy of `root` without a process group, make `runs`, compare shapes.
 
-    With `unsharded_calls`, compare what its code calls, and `repeats`, as well. Of `blocks`, those
-    that are alike run once.
+    With `unsharded_calls`, the calls of the code and the `repeats` are compared too. Equal calls of
+    `blocks` run once. Returns the first mismatch, or None.
     """
     training = [c.model_copy(update={"training": True}) for c in plan.calls]
-    drawing = plan.model_copy(update={"calls": training})  # whatever ranks draw random numbers for
+    drawing = plan.model_copy(update={"calls": training})  # draw random numbers in all calls
     found: list[Mismatch] = []
     with duplicated(root, blocks.hollow) as local:
         try:
-            apply_modules(local, drawing, Mesh.shape_only(coords), defer=False)  # as it was traced
+            apply_modules(local, drawing, Mesh.shape_only(coords), defer=False)  # as in the trace
         except PlanError as error:
             return Mismatch("", str(error))
         blocks.put_in(local)
@@ -68,7 +68,7 @@ def run_local(
             other = None if unsharded_calls is None else difference(unsharded_calls, noted, repeats)
             if other is not None:
                 found.append(Mismatch(*other))
-        except Exception as error:  # whatever model code raises on sizes it does not expect
+        except Exception as error:  # model code may raise anything on unexpected sizes
             first = str(error).strip().split("\n")[0]
             text = f"{type(error).__name__}: {first}"
             found.append(Mismatch(entered[-1] if entered else "", text))
@@ -78,15 +78,15 @@ def run_local(
 def _comparing(
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]], found: list[Mismatch]
 ) -> Callable[[str, Any], None]:
-    """What a module gives, each time, against what is predicted; what differs is `found`."""
+    """Return a callback that compares module outputs with `predicted`, and adds to `found`."""
     times: dict[tuple[str, str], int] = {}
 
     def leave(name: str, output: Any) -> None:
         def compare(x: torch.Tensor, slot: str) -> torch.Tensor:
-            with torch._C.DisableTorchFunction():  # it is no call of the model's
+            with torch._C.DisableTorchFunction():  # not a call of the model's code
                 shape = tuple(x.shape) if x.is_floating_point() else None
             if shape is None:
-                return x  # what passes boundaries as it is
+                return x  # only floating-point tensors are compared
             k = times.get((name, slot), 0)
             times[(name, slot)] = k + 1
             want = predicted.get((name, slot), [])

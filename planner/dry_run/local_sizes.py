@@ -1,10 +1,10 @@
-"""Local values for the integers that model code computes sizes from.
+"""Finds local values for the module attributes that model code computes sizes from.
 
-The trace says which attributes a size was computed from; the plan says how long that dim is on a
-rank. So each such size is an equation. Attributes of modules take values that satisfy all of their
-equations, on the first and on the last rank. Where none do, as in `y.view(B, T, C)` with `C` read
-off an unsharded tensor, the call is given the local size in place of the one that it computes, and
-the attributes stay as they are.
+The trace has the attributes that a size was computed from; the plan has the local length of that
+dim. So each size is an equation. Attributes get values that satisfy all of their equations on all
+given ranks. If no values do, as in `y.view(B, T, C)` with `C` read off an unsharded tensor, the
+call is given the local size instead of the one that it computes, and the attributes keep their
+values.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from shardwright.runtime.code.call_sites import name_of
 
 Key = tuple[str, str]
 CallSizes = dict[tuple[str, str], str]
-"""(module, name of a call) -> the dims that it is to be given; `?` stays as it is."""
+"""(module, name of a call) -> the sizes to give to the call; `?` keeps the call's own size."""
 
 Reads = Mapping[tuple[int, int], int]
-"""(number of a read, dim) -> the local size that code reads off a tensor."""
+"""(number of a read, dim) -> the local size that code reads from a tensor."""
 
 
 class Unsolvable(Exception):
     """No local attributes give this size.
 
-    Carries the tensor that must then not be split, and, if it is not, those of the sizes that want
-    other values of the same attributes; and what else fails, each by itself.
+    `size` is the size whose tensor must not be sharded, `others` the sizes that need the same
+    attributes, `more` the other failures.
     """
 
     def __init__(self, size: SizeArgument, others: Iterable[SizeArgument] = ()) -> None:
@@ -49,18 +49,20 @@ def local_sizes(
     coords: Sequence[Coords],
     dim_of: Callable[[str, int], Dim],
 ) -> tuple[dict[Key, Dim], CallSizes]:
-    """Local value, as a dim, of each attribute that must change; key is (module, attribute).
-
-    With it, what calls are to be given for sizes that no values of attributes make.
+    """Find the local values of attributes, and the sizes to give to calls.
 
     Args:
         graph: The traced model.
         dims: Layout of every tensor under the plan.
-        coords: Ranks to satisfy.
-        dim_of: A dim of a tensor as a plan has it, with sizes that vary at run time left open.
+        coords: The ranks whose equations must hold.
+        dim_of: Returns a dim of a tensor as a plan has it, with run-time sizes left open.
+
+    Returns:
+        (module, attribute) -> local value as a dim, of each attribute that must change; and the
+        sizes to give to calls where no attribute values work.
 
     Raises:
-        Unsolvable: sizes that no values of the attributes give, and no call can be given.
+        Unsolvable: some sizes follow from no attribute values and cannot be given to a call.
     """
     producers = graph.producers()
     out: dict[Key, Dim] = {}
@@ -87,7 +89,7 @@ def local_sizes(
 
 
 def _sizes_read(graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords) -> Reads:
-    """Local sizes, by number and dim, that code reads off tensors."""
+    """Return the local sizes that code reads from tensors, by number of the read and dim."""
     found = (
         (n, i, layout.dim_size(dim, at))
         for n, t in graph.reads.items()
@@ -97,7 +99,7 @@ def _sizes_read(graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords) -
 
 
 def _groups(sizes: Sequence[SizeArgument]) -> Iterator[list[SizeArgument]]:
-    """Equations that share attributes, together; those without attributes one by one, first."""
+    """Yield groups of equations that share attributes; first each one without attributes alone."""
     shared = nx.Graph()
     for size in sizes:
         nx.add_path(shared, sorted(attributes_of(size.expression)))
@@ -114,7 +116,7 @@ def _groups(sizes: Sequence[SizeArgument]) -> Iterator[list[SizeArgument]]:
 def _target(
     size: SizeArgument, dims: Mapping[str, tuple[Dim, ...]], producers: Mapping[str, Op]
 ) -> Dim | None:
-    """The dim whose local length the expression must give; None for a bound that cannot matter."""
+    """Return the dim whose local length the expression must give; None for an irrelevant bound."""
     if not size.bound:
         return dims[size.tensor][size.dim]
     if size.bound == EQUAL:
@@ -133,7 +135,7 @@ def _target(
 
 
 def _prefix(dim: Dim, length: int) -> Dim | None:
-    """The first `length` elements of `dim`, as a dim; None where that cuts through a part."""
+    """Return the first `length` elements of `dim` as a dim; None if that cuts through a part."""
     if length == layout.dim_size(dim):
         return dim
     if length == 0:
@@ -177,7 +179,7 @@ def _solve(
     deepest = 0
 
     def solved(i: int) -> bool:
-        """Whether the sizes from number `i` on can be had with what is attempted so far."""
+        """Whether the sizes from number `i` on can be satisfied with the current attempt."""
         nonlocal deepest
         while i < len(targets) and names[i] <= attempt.keys():
             deepest = max(deepest, i)
@@ -210,7 +212,7 @@ def _values(expression: Expression) -> dict[Key, int]:
 
 
 def _candidates(value: int, targets: list[Dim]) -> list[Dim]:
-    """Split parts of the targets that are `value` long as a whole."""
+    """Return the sharded parts of the targets whose full length is `value`."""
     out: dict[str, Dim] = {}
     for target in targets:
         for part in _parts(target):
@@ -252,7 +254,7 @@ def _can_be_given(size: SizeArgument, target: Dim, reads: Sequence[Reads]) -> bo
     Args:
         size: The size.
         target: The dim that it should be.
-        reads: Local sizes that code reads off tensors, on each rank.
+        reads: Local sizes that code reads from tensors, on each rank.
     """
     whole = layout.dim_size(target)
     known = all(evaluate(size.expression, {}, read) == whole for read in reads)
@@ -262,14 +264,14 @@ def _can_be_given(size: SizeArgument, target: Dim, reads: Sequence[Reads]) -> bo
 def _given(
     graph: Graph, sizes: Sequence[SizeArgument], dim_of: Callable[[str, int], Dim]
 ) -> tuple[CallSizes, list[SizeArgument]]:
-    """What calls are to be given, and those of `sizes` that they cannot be.
+    """Return the sizes to give to calls, and the `sizes` that cannot be given.
 
-    A call does the same each time that it is made.
+    A call in the code gets the same sizes each time that it runs.
 
     Args:
         graph: The traced model.
-        sizes: What is to be given.
-        dim_of: A dim of a tensor as a plan has it, with sizes that vary at run time left open.
+        sizes: The sizes to give.
+        dim_of: Returns a dim of a tensor as a plan has it, with run-time sizes left open.
     """
     wanted = {id(size): str(simplify(dim_of(size.tensor, size.dim))) for size in sizes}
     texts: dict[tuple[object, int], set[str]] = {}

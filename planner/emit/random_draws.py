@@ -32,7 +32,7 @@ def draws_of(layouts: Layouts) -> dict[str, list[RandomNumbers]]:
 def _drawn(layouts: Layouts, name: str, draw: Draw) -> RandomNumbers | None:
     dims = layouts.placement(name).dims
     if draw.weights:
-        dims = (*dims[:-1], Atom(None))  # of each query for each key
+        dims = (*dims[:-1], Atom(None))  # attention weights: each query by each key
     state, length = layouts.assignment[name], None
     for dim in filter(is_split, dims):
         if any(atom.size is None and atom.mesh for atom in atoms(dim)):

@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 
 class UnusedGradients:
-    """What is known of gradients that the model does not compute, under an assignment of states."""
+    """Finds placements of gradients that the model does not compute, given the tensors' states."""
 
     def __init__(self, layouts: Layouts) -> None:
         self.layouts, graph = layouts, layouts.graph

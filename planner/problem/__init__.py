@@ -1,1 +1,1 @@
-"""The question put to the solvers: variables for tensors, factors for ops, pins, the objective."""
+"""The solver's problem: variables for tensors, factors for ops, pins, conventions, objective."""

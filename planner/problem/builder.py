@@ -132,7 +132,7 @@ class _Builder:
         self.problem.factor(label, self.scope((one, other)), [Row(p, FREE) for p in pairs])
 
     def add_demands(self) -> None:
-        """What outputs, hidden states and marks ask for, and how ties are broken."""
+        """Add the demands of outputs, hidden states and marks, and the costs that break ties."""
         graph = self.graph
         for name, label in tie_names(graph).items():
             times = graph.times(name)

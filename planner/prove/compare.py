@@ -135,7 +135,7 @@ def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
     bare = {n: m.model_copy(update=SAID) for n, m in does.items()}
     spoken = folded(root, bare)
     known = {n if n in modules else pattern(n) for n in found}
-    spoken |= {n: m for n, m in modules.items() if n not in known}  # of no module: that differs
+    spoken |= {n: m for n, m in modules.items() if n not in known}  # to differ: no such module
     return {n: m.model_dump() for n, m in spoken.items()}
 
 

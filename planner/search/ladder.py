@@ -158,7 +158,7 @@ def split_along_sequence(now: SearchState) -> SearchState | None:
         return None
     try:
         task = now.task.along_sequence()
-    except InfeasibleError:  # it has no sequence to split
+    except InfeasibleError:  # the model has no sequence to shard
         return None
     return replace(start(task, now.asked), over=now.outcome)
 

@@ -109,7 +109,7 @@ class Solution:
         """Which solver found the solution, and how far it is proven.
 
         Raises:
-            SolverError: the proof failed as described at `optimize`. It may run only now.
+            SolverError: the proof, which may run only now, fails as described at `optimize`.
         """
         return reported(self.optimum, self.solver)
 

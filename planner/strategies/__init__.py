@@ -1,1 +1,1 @@
-"""What a tensor can be on a mesh, which states an op allows together, what a change takes."""
+"""States of tensors on a mesh, strategies of ops, and the steps of redistributions."""

@@ -1,4 +1,4 @@
-"""Which axes of a dim may be sharded together."""
+"""Finds the sets of axes of a dim that may be sharded together."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plans checked and priced on the unfolded graph, independently of any solver."""
+"""Checks and prices plans on the unfolded graph, independently of any solver."""

@@ -1,4 +1,4 @@
-"""For tests of rules: `check_rule`."""
+"""`check_rule`, which tests a rule."""
 
 from .check import check_rule
 

@@ -1,10 +1,10 @@
-"""Is a rule right? Tried by what it means: the op on the parts of a split, against the whole op.
+"""Tests a rule: compares the op on the shards of its tensors with the op on the full tensors.
 
     check_rule(my_lib.gated, torch.randn(4, 6), torch.randn(6))
 
-Sharding an axis that the rule lets move gives the same values, and the same gradients on the way
-back; where the rule says that an op is linear, sums pass through it. That a rule forbids more than
-it must is not found.
+If the rule lets an axis be sharded, sharding it must give the same values and the same gradients.
+If the rule says that an op is linear, sums must pass through it. The test does not find that a rule
+forbids more than it must.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .parts import partition
 
 
 def check_rule(op: Any, *args: Any, gradients: bool = True, **kwargs: Any) -> None:
-    """Try the registered rule of `op` on a call of it, sharded over 2 and 3 ranks.
+    """Test the registered rule of `op` on a call of it, sharded over 2 and 3 ranks.
 
-    Integer arguments are the same on each rank: an op that is told a size cannot be tried so.
+    Integer arguments are the same on each rank, so an op that takes a size cannot be tested.
 
     Args:
-        op: What `register_rule` takes, or one overload.
-        *args: Of the op. Tensors are best float64, no dim that may be split smaller than 3.
-        gradients: Try those, too; for an op that has none, False.
-        **kwargs: Of the op.
+        op: An op as for `register_rule`, or an overload.
+        *args: Arguments of the op. Tensors should be float64, with shardable dims of at least 3.
+        gradients: Whether to test gradients too; False for an op without gradients.
+        **kwargs: Keyword arguments of the op.
 
     Raises:
-        AssertionError: the rule is wrong; the message says which axis, and what differs.
-        UsageError: the op has no rule for this call, or the call is too small to tell.
+        AssertionError: the rule is wrong; the message has the axis and the difference.
+        UsageError: the op has no rule for this call, or an axis is too small to be sharded.
     """
     overload = overload_of(op)
     arguments, tensors = arguments_of(overload, args, kwargs, torch.Tensor)
@@ -61,7 +61,7 @@ def check_rule(op: Any, *args: Any, gradients: bool = True, **kwargs: Any) -> No
 
 
 def movable(rule: Rule, granule: int = 1) -> Iterable[tuple[str, int]]:
-    """Axes that may be split, and over how many ranks that can be tried."""
+    """Yield (axis, ranks) for each axis that may be sharded over 2 or 3 ranks."""
     for axis in rule.axes():
         for ranks in (2, 3):
             if axis not in rule.immovable() and rule.sizes[axis] >= ranks * granule:
@@ -69,7 +69,7 @@ def movable(rule: Rule, granule: int = 1) -> Iterable[tuple[str, int]]:
 
 
 def is_linear(call: Concrete, other: Tensors, group: Collection[int]) -> bool:
-    """Whether the op of a sum in these operands is the sum of the ops, `other` being a term."""
+    """Whether the op is linear in these operands; `other` are the second terms of the sums."""
 
     def run(values: list[Tensors]) -> Tensors:
         mixed = [
@@ -83,7 +83,7 @@ def is_linear(call: Concrete, other: Tensors, group: Collection[int]) -> bool:
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether they are equal up to rounding; truth values count as numbers."""
+    """Whether two tensors are equal up to rounding; booleans count as numbers."""
     eps = 1e-10 if want.dtype in (torch.float64, torch.complex128) else 1e-4
     if want.dtype == torch.bool:
         want = want.to(got.dtype)

@@ -1,4 +1,4 @@
-"""One call of an op with values: the whole op, and the op on what one rank holds."""
+"""`Concrete`: a call of an op with values, to run on full tensors and on one rank's shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Concrete:
-    """A call of an overload; `arguments` are by schema name, tensors as `Operand`."""
+    """A call of an overload. `arguments` are by schema name, with tensors as `Operand`."""
 
     overload: Any
     arguments: Mapping[str, Any]
@@ -27,18 +27,18 @@ class Concrete:
     has_gradient: bool = True
 
     values_matter: bool = True
-    """Else only shapes are those of the whole: of an empty or a random tensor."""
+    """Whether values are compared. If not, as for empty or random tensors, only shapes are."""
 
     fixed: frozenset[int] = frozenset()
     """Operands that get no gradient."""
 
     @property
     def op(self) -> str:
-        """As `OpCall.op`."""
+        """The name of the op, as in `OpCall.op`."""
         return name_of(self.overload)
 
     def run(self, tensors: Tensors | None = None) -> Tensors:
-        """Results with other values in the place of `tensors`."""
+        """Return the results for `tensors`, by default the call's own."""
         given = self.tensors if tensors is None else tensors
         args, kwargs = [], {}
         for parameter in self.overload._schema.arguments:
@@ -51,12 +51,12 @@ class Concrete:
         return list(results) if isinstance(results, (list, tuple)) else [results]
 
     def local(self, rule: Rule, tensors: Tensors, parts: Parts) -> Tensors:
-        """Results of one rank, from the parts of the operands that it holds."""
+        """Return the results of one rank from its shards of the operands."""
         return self.run(tensors)
 
     @cached_property
     def results(self) -> Tensors:
-        """Those of the whole op."""
+        """The results for the full tensors."""
         return self.run([t.clone() for t in self.tensors])
 
     @cached_property
@@ -81,7 +81,10 @@ def _fill(value: Any, tensors: Tensors) -> Any:
 def arguments_of(
     overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type
 ) -> tuple[dict[str, Any], list[Any]]:
-    """The arguments by schema name with an `Operand` for each `kind`, and those, in order."""
+    """Return the arguments by schema name with an `Operand` for each value of type `kind`.
+
+    The second result has these values in order.
+    """
     found: list[Any] = []
 
     def swap(value: Any) -> Any:

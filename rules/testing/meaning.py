@@ -1,4 +1,4 @@
-"""The op on the parts of a split, against the whole op: values, and gradients on the way back."""
+"""Compares an op on shards with the op on full tensors: values and gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .parts import Split, add_at, covered, take
 
 
 def check_split(call: Concrete, rule: Rule, split: Split) -> None:
-    """Values and gradients are those of the whole op.
+    """Check that values and gradients on shards equal those on full tensors.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: they differ.
     """
     used = split[0].keys()
     reduced = bool(used & (rule.sum | rule.lookup))
@@ -23,7 +23,7 @@ def check_split(call: Concrete, rule: Rule, split: Split) -> None:
     inputs = [
         leaf(t, call.has_gradient and i not in call.fixed) for i, t in enumerate(call.tensors)
     ]
-    # Some ops give back or change what they are given.
+    # Clones, because some ops return or change their inputs.
     whole = call.run([t.clone() for t in inputs])
     local_inputs, local = [], []
     for rank, parts in enumerate(split):
@@ -58,14 +58,14 @@ def check_gradients(
     whole: tuple[Tensors, Tensors],
     local: list[tuple[Tensors, Tensors]],
 ) -> None:
-    """The gradient of a part is part of the gradient; those of whole operands add up to it.
+    """Check that gradients of shards are parts of the full gradient, and add up to it elsewhere.
 
-    Where the results are pending sums, each rank gets the whole gradient of the result; where they
-    are whole, each rank gets one term of it, as a grad-Partial tensor of
-    `planner/contract/transitions.py` does.
+    If the results are Partial, each rank gets the full gradient of the result. If they are not
+    sharded, each rank gets one term of it, like a grad-Partial tensor of
+    `planner/contract/transitions.py`.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: the gradients differ.
     """
     used = split[0].keys()
     reduced = bool(used & (rule.sum | rule.lookup))
@@ -100,7 +100,7 @@ def check_gradients(
 
 
 def term_of(upstream: torch.Tensor, dims: Dims, rule: Rule, split: Split) -> Tensors:
-    """Per rank, the gradient of a result where it is split, and one term of it where it is not."""
+    """Return for each rank the gradient of a result where it is sharded, and a term elsewhere."""
     if not has_numbers(upstream):
         return [upstream] * len(split)
     mask = torch.zeros(upstream.shape, dtype=torch.bool)
@@ -113,7 +113,7 @@ def term_of(upstream: torch.Tensor, dims: Dims, rule: Rule, split: Split) -> Ten
 
 
 def gradients_of(inputs: Tensors, results: Tensors, upstream: Tensors) -> list:
-    """Gradients of the inputs; None for one that has none, zeros for one that is not used."""
+    """Return the gradients of the inputs: None without a gradient, zeros for unused inputs."""
     pairs = [(r, u) for r, u in zip(results, upstream, strict=True) if r.requires_grad]
     wanted = [t for t in inputs if t.requires_grad]
     if not pairs or not wanted:
@@ -130,22 +130,22 @@ def gradients_of(inputs: Tensors, results: Tensors, upstream: Tensors) -> list:
 
 
 def added_operands(rule: Rule, used: Iterable[str]) -> set[int]:
-    """Operands that are added to a sum: only one rank may hold them."""
+    """Return the operands that are added to a Partial sum: only one rank may hold them."""
     axes = [axes_of(dims) for dims in rule.operands]
     have = {i for i, a in enumerate(axes) if a & set(used)}
     return {i for g in rule.linear if g & have for i in g - have}
 
 
 def axes_of(dims: Dims) -> set[str]:
-    """The axes in the dims of a tensor."""
+    """Return the axes in the dims of a tensor."""
     return {a for e in dims for a in letters(e)}
 
 
 def close(got: torch.Tensor, want: torch.Tensor, call: Concrete) -> None:
-    """Equal up to rounding.
+    """Check that two tensors are equal up to rounding.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: they differ.
     """
     single = any(t.dtype == torch.float32 for t in call.tensors + call.results)
     eps = (1e-4 if single else 1e-12) if has_numbers(want) else 0
@@ -153,16 +153,16 @@ def close(got: torch.Tensor, want: torch.Tensor, call: Concrete) -> None:
 
 
 def has_numbers(tensor: torch.Tensor) -> bool:
-    """Whether a gradient of it makes sense."""
+    """Whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def leaf(tensor: torch.Tensor, wanted: bool) -> torch.Tensor:
-    """A copy that gets a gradient of its own, if it is wanted and there is one."""
+    """Return a detached copy, which requires a gradient if it is `wanted` and possible."""
     return tensor.detach().clone().requires_grad_(wanted and has_numbers(tensor))
 
 
 def sum_of(tensors: Tensors) -> torch.Tensor:
-    """Their sum, in their dtype; of truth values, their number."""
+    """Return the sum of tensors in their dtype; for booleans, the count of true values."""
     total = torch.stack(tensors).sum(0)
     return total if tensors[0].dtype == torch.bool else total.to(tensors[0].dtype)

@@ -1,4 +1,4 @@
-"""Which part of a tensor a rank holds where axes of a rule are split."""
+"""Shards of tensors if axes of a rule are sharded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from ..notation import Dims, Expr, Product, Rule, expr_size, letters
 
 Parts = Mapping[str, torch.Tensor]
-"""Axis -> indices that a rank holds, for the axes that are split."""
+"""Sharded axis -> the indices that a rank holds."""
 
 Split = list[Parts]
-"""What each rank holds."""
+"""The `Parts` of each rank."""
 
 
 def partition(rule: Rule, axes: Iterable[str], ranks: int, seed: int, granule: int = 1) -> Split:
-    """Parts of each axis, not empty, in order and seldom even; of multiples of `granule`."""
+    """Split each axis at random into ordered, non-empty parts, at multiples of `granule`."""
     generator = torch.Generator().manual_seed(seed)
     split: list[dict[str, torch.Tensor]] = [{} for _ in range(ranks)]
     for axis in axes:
@@ -29,7 +29,7 @@ def partition(rule: Rule, axes: Iterable[str], ranks: int, seed: int, granule: i
 
 
 def take(tensor: torch.Tensor, dims: Dims, sizes: Mapping[str, int], parts: Parts) -> torch.Tensor:
-    """The part of `tensor` that a rank holds."""
+    """Return the shard of `tensor` that a rank holds."""
     for d, expr in enumerate(dims):
         if any(a in parts for a in letters(expr)):
             tensor = tensor.index_select(d, indices(expr, sizes, parts))
@@ -39,7 +39,7 @@ def take(tensor: torch.Tensor, dims: Dims, sizes: Mapping[str, int], parts: Part
 def add_at(
     total: torch.Tensor, part: torch.Tensor, dims: Dims, sizes: Mapping[str, int], parts: Parts
 ) -> None:
-    """Add to `total` what a rank has for its part."""
+    """Add the shard `part` of a rank to `total`."""
     held = [indices(expr, sizes, parts) for expr in dims]
     if held:
         grid = torch.meshgrid(*held, indexing="ij")
@@ -49,7 +49,7 @@ def add_at(
 
 
 def indices(expr: Expr, sizes: Mapping[str, int], parts: Parts) -> torch.Tensor:
-    """Which elements of a dim a rank holds."""
+    """Return the indices of a dim that a rank holds."""
     if isinstance(expr, str):
         return parts.get(expr, torch.arange(expr_size(expr, sizes)))
     held, before = torch.zeros(int(isinstance(expr, Product)), dtype=torch.long), 0
@@ -64,7 +64,7 @@ def indices(expr: Expr, sizes: Mapping[str, int], parts: Parts) -> torch.Tensor:
 
 
 def covered(expr: Expr, sizes: Mapping[str, int], split: Parts) -> torch.Tensor:
-    """Which elements of a dim belong to some part of a split axis."""
+    """Return a mask of the elements of a dim that belong to a sharded axis."""
     if isinstance(expr, str):
         return torch.full((expr_size(expr, sizes),), expr in split)
     if isinstance(expr, Product):
