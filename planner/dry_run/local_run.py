@@ -53,7 +53,7 @@ def run_local(
     `blocks` run once. Returns the first mismatch, or None.
     """
     training = [c.model_copy(update={"training": True}) for c in plan.calls]
-    drawing = plan.model_copy(update={"calls": training})  # draw random numbers in all calls
+    drawing = plan.model_copy(update={"calls": training})  # runs may train, whatever they draw
     found: list[Mismatch] = []
     with duplicated(root, blocks.hollow) as local:
         try:

@@ -304,7 +304,7 @@ def paid(cost: TransitionCost, action: int, times: int) -> Vector:
 
 
 def tie_names(graph: Graph) -> dict[str, str]:
-    """Return a name for each tensor by its position in its module, the same in blocks alike.
+    """Return a name for each tensor by its position in its module, the same in equal blocks.
 
     With it, ties between equally good plans are broken in the same way in all blocks.
     """

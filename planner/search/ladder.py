@@ -184,7 +184,7 @@ SOLVING = (
     Step("attention is replicated without need: shard it", split_attention),
     Step("infeasible: go back to attention as it was", leave_attention),
 )
-"""The steps to a solution. It is checked, but had no dry run yet."""
+"""The steps to a solution, which is checked but not yet dry-run."""
 
 LADDER = (
     *SOLVING,

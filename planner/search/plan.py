@@ -119,7 +119,7 @@ def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
 
 
 def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
-    """Return plans of all modules of the model, with one entry for modules that are alike."""
+    """Return plans of all modules of the model, with one entry for equal modules."""
     every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
     return folded(task.source.module, every)
 
