@@ -276,7 +276,7 @@ def put_class(module: nn.Module, state: ModuleBoundary, *bases: type, named: typ
     """
     names = {n for n, p in module._parameters.items() if p is not None}
     names |= {n for n, p in state.placements.items() if n in module._buffers and p.meshes}
-    names |= state.full_values.keys()
+    names |= state.full_values.keys() | state.uses.keys()  # a replicated buffer may be used sharded
     before = bool(state.taken_before)
     sizes = tuple(sorted(state.sizes))
     made = boundary_class(state.original, bases, named, tuple(sorted(names)), sizes, before)
