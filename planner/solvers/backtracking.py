@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.errors import SolverError
 from shardwright.planner.solvers.elimination import (
+    POINTS,
+    SINGLE_POINTS,
     Elimination,
     Table,
     assignment,
@@ -44,7 +46,8 @@ def solve(
     if hint is not None and (costs := two.price(hint)) is not None and costs[1] <= cap:
         best = costs[0], tuple(hint)
     sizes = {v: len(domain) for v, domain in enumerate(problem.domains)}
-    stack = [Elimination(sizes, tables_of(two), pareto)]
+    points = POINTS if caps else SINGLE_POINTS
+    stack = [Elimination(sizes, tables_of(two), pareto, points)]
     while stack and time.monotonic() < end:
         node = stack.pop()
         below = math.inf if best is None else best[0] - 1
@@ -56,9 +59,9 @@ def solve(
         if node.left:
             stack += _branches(node)
             continue
-        points = [p for p in node.front() if p[0] <= below and p[1] <= cap]
-        if points:
-            best = points[0][0], assignment(points[0][2], len(sizes))
+        front = [p for p in node.front() if p[0] <= below and p[1] <= cap]
+        if front:
+            best = front[0][0], assignment(front[0][2], len(sizes))
     bound = min([_least(node)[0] for node in stack], default=math.inf)
     if best is None:
         known = bound == math.inf
@@ -104,5 +107,5 @@ def _branches(node: Elimination) -> list[Elimination]:
                 table = without(v, Table(table.scope, rows), pareto)
             tables.append(table)
         tables.append(Table((), {(): [(0, 0, (v, value, None))]}))
-        out.append(Elimination(sizes, tables, pareto))
+        out.append(Elimination(sizes, tables, pareto, node.points))
     return sorted(out, key=_least, reverse=True)

@@ -26,6 +26,9 @@ from shardwright.planner.solvers.problem import Problem, pick
 POINTS = 20_000
 """Tables are not joined if the result has more points than this and than they have together."""
 
+SINGLE_POINTS = 100_000
+"""The same where only one component counts, so that each row has one point and joins are fast."""
+
 Choices = Any
 """The chosen values: None, (variable, value, earlier choices), or a pair of choices."""
 Point = tuple[int, int, Choices]
@@ -126,10 +129,17 @@ class Elimination:
         sizes: Domain size of each variable.
         tables: Tables over these variables.
         prune: Selects the points of a front to keep.
+        points: The most points of a joined table.
     """
 
-    def __init__(self, sizes: Mapping[int, int], tables: Sequence[Table], prune: Prune) -> None:
-        self.sizes, self.prune = sizes, prune
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        tables: Sequence[Table],
+        prune: Prune,
+        points: int = POINTS,
+    ) -> None:
+        self.sizes, self.prune, self.points = sizes, prune, points
         self.left = dict.fromkeys(sizes)
         self.tables = dict(enumerate(tables))
         self._of: dict[int, set[int]] = {v: set() for v in sizes}
@@ -144,7 +154,7 @@ class Elimination:
 
         Variables whose joined table has no more points than the tables it is made of come first.
         """
-        for limit in (0, POINTS):
+        for limit in (0, self.points):
             for v in self.left:
                 self._push(v)
             while self._queue and time.monotonic() < deadline:
