@@ -123,7 +123,7 @@ def _main(
 ) -> None:
     """Run a rank. `work` is pickled, so that its imports come after the first line."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on an interrupt the parent ends its ranks
     import torch
     import torch.distributed as dist
 
