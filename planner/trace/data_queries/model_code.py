@@ -68,6 +68,23 @@ def answer_that_goes_on(file: str, line: int) -> bool | None:
     return found.pop() if len(found) == 1 else None
 
 
+def torch_goes_on() -> bool | None:
+    """Return the answer with which a test in code of torch.nn does not raise, or None.
+
+    Such code runs without the mode that answers queries of models. Returns None if both answers go
+    on, or if the model may catch the exception.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_plumbing(name := frame.f_globals.get("__name__", "")):
+        if name.startswith("torch.nn."):
+            model = model_frame()
+            if model is None or may_be_caught(model.f_code.co_filename, model.f_lineno):
+                return None
+            return answer_that_goes_on(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
 def may_be_caught(file: str, line: int) -> bool:
     """Return whether an exception raised on a line may be caught in the file."""
     return any(is_at(node, line) for node in _tests(file)[1])
