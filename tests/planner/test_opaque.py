@@ -14,9 +14,11 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace.opaque import random_inputs
+from shardwright.runtime.api import apply
 from tests.planner.equal import Inputs, assert_equal, features
 from tests.planner.equal import planned as planned_for
 from tests.planner.mlps import WIDTH, Mlp
+from tests.ranks import run_ranks
 
 EXPERTS = 3
 
@@ -35,6 +37,25 @@ class Loop(nn.Module):
             at = torch.where(chosen == i)
             out = out.index_put(at, self.each[i](x[at]))
         return out
+
+
+class Passes(Loop):
+    """The same experts in a loop that is traced; keeps what it computed."""
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for i in nn.functional.one_hot(chosen, EXPERTS).sum((0, 1)).nonzero().flatten().tolist():
+            at = torch.where(chosen == i)
+            out = out.index_put(at, self.each[i](x[at]))
+        self.last = out
+        return self.last * 2
+
+
+class PassesOfChanged(Passes):
+    """Changes what it is given."""
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        return super().forward(x, chosen.clamp_(max=EXPERTS - 2))
 
 
 class Block(nn.Module):
@@ -199,6 +220,24 @@ def test_what_does_more_than_compute_is_taken_with_what_is_around(experts: type[
 def test_what_keeps_something_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot trace Model: .*keeps something"):
         planned(Model(lambda: Block(Keeps)), features(WIDTH))
+
+
+@pytest.mark.parametrize("experts", [Passes, PassesOfChanged])
+def test_what_is_traced_may_keep_and_change(experts: type[Passes]) -> None:
+    """Every rank keeps what the whole module keeps."""
+    model = Model(lambda: Block(experts), blocks=2)
+    plan = planned(model, features(WIDTH))
+    assert plan.opaque == {}
+    assert_equal(model, features(WIDTH), plan)
+    (x,) = features(WIDTH)(2, 7)
+
+    def kept(local: nn.Module) -> list[Tensor]:
+        local(x)
+        return [m.last.detach() for m in local.modules() if isinstance(m, Passes)]
+
+    want = kept(copy.deepcopy(model))
+    for got in run_ranks(2, lambda mesh: kept(apply(copy.deepcopy(model), plan, mesh))):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
 def test_a_part_that_is_called_from_outside_is_not_changed() -> None:
