@@ -192,6 +192,8 @@ def _sealed_class(own: type, names: tuple[str, ...]) -> type:
         method = getattr(own, name)
         if not name.startswith("__") and isinstance(method, FunctionType):
             members[name] = _on_this_part(method)
+        elif not name.startswith("__") and isinstance(method, property) and name not in members:
+            members[name] = _property_on_this_part(name, method)
     return subclass_with(own, {**members, OWN: own}, _front(own))
 
 
@@ -261,6 +263,27 @@ def _on_this_part(method: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return wrapper
+
+
+def _property_on_this_part(name: str, own: property) -> property:
+    """Let the getter of a property run unsealed; what it returns is sealed as if it were read.
+
+    Guards of compiled code read properties: the objects that a getter only looks at must keep their
+    classes, or the code compiles anew.
+    """
+
+    def get(self: Any) -> Any:
+        getter: Any = own.fget
+        if torch.compiler.is_compiling():
+            return getter(self)
+        _unseal(self)
+        try:
+            found = getter(self)
+        finally:
+            _seal(self)
+        return _read(found, self, name)
+
+    return property(get, own.fset, own.fdel, own.__doc__)
 
 
 def _check(method: Callable[..., Any], value: Any) -> None:
