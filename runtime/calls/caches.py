@@ -8,9 +8,9 @@ cache are sealed when they are read. During a call a cache has its own class, so
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ READ = "_shardwright_read"
 
 PART = (
     "a cache of a split model holds what this rank computes with, its heads, and no rank has all: "
-    "take keys, values and states from the unsplit model"
+    "take keys, values and states from the unsplit model (if generate() raised this, call it "
+    "without return_dict_in_generate, which hands out the cache of each sample)"
 )
 
 SIMPLE = frozenset(
@@ -223,6 +224,22 @@ def _sealed_attribute(name: str) -> property:
     return property(get, put, doc=f"`{name}`, of this rank.")
 
 
+class SealedDict(Mapping[Any, Any]):
+    """A dict of a sealed object, read-only: each entry is checked when it is read."""
+
+    def __init__(self, entries: dict[Any, Any], read: Callable[[Any], Any]) -> None:
+        self._entries, self._read = entries, read
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read(self._entries[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 def _read(value: Any, holder: Any, name: str) -> Any:
     """The value of an attribute of a sealed object, with containers made read-only.
 
@@ -232,7 +249,7 @@ def _read(value: Any, holder: Any, name: str) -> Any:
     if _is_real(value):
         raise UsageError(f"'{name}': {PART}")
     if isinstance(value, dict):
-        return MappingProxyType({key: _read(each, holder, name) for key, each in value.items()})
+        return SealedDict(value, lambda each: _read(each, holder, name))
     if isinstance(value, (list, tuple)):
         return tuple(_read(each, holder, name) for each in value)
     if _is_object(value):
