@@ -26,6 +26,8 @@ def made() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Linear(24, 12)).double()
 
 
+MODEL = made()
+"""Ranks are threads, which draw from one generator: each copies this instead of drawing."""
 PLAN = planning.plan(made(), 2, args=(X,))
 
 
@@ -116,7 +118,7 @@ def test_ops_on_plain_dtensors_take_the_path_of_torch() -> None:
 
     def work(mesh: Mesh) -> None:
         want = computed(mesh.device_mesh)
-        split: Any = shardwright.apply(made(), PLAN, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh)
         split(X).sum().backward()
         for found, wanted in zip(computed(mesh.device_mesh), want, strict=True):
             assert found[0] == wanted[0]
