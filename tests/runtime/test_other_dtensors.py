@@ -65,7 +65,7 @@ def test_nothing_of_torch_is_another_object() -> None:
     before = parts_of_torch()
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(made(), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh)
         optimizer = torch.optim.AdamW(split.parameters(), lr=1e-2)
         split(X).sum().backward()
         nn.utils.clip_grad_norm_(split.parameters(), 0.1)
@@ -133,5 +133,5 @@ def test_ops_on_plain_dtensors_take_the_path_of_torch() -> None:
 
 def test_nothing_is_registered_for_all_modules() -> None:
     """Hooks of torch on all parameters and buffers; those on modules are the guard's."""
-    run_ranks(2, lambda mesh: shardwright.apply(made(), PLAN, mesh) and None)
+    run_ranks(2, lambda mesh: shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh) and None)
     assert not torch_modules._global_buffer_registration_hooks
