@@ -55,7 +55,7 @@ IN_EVAL_MODE = (
 )
 """The note of a plan for training if only eval mode is proven."""
 
-BY_VALUE = "proven for what the code does with integers like those that it was given"
+BY_VALUE = "proven for what the code does with values like those that it was given"
 """The note of a plan that was traced with the values of inputs."""
 
 T = TypeVar("T")

@@ -36,15 +36,19 @@ def trace_model(
     """Trace the result of `read_source`: steps 3 to 7.
 
     A model that cannot be traced without data is traced again with the values of the integers and
-    masks among its example inputs. The plan then holds for what the code does with these values.
+    masks among its example inputs, and if that is not enough, with the values of all of them. The
+    plan then holds for what the code does with these values.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     try:
         return trace_all(source, pins, ends, folds)
-    except ModelError:
-        valued = source.with_values()
-        if valued is None:
-            raise
-        return trace_all(valued, pins, ends, folds)
+    except ModelError as error:
+        failed = error
+    for valued in source.with_values():
+        try:
+            return trace_all(valued, pins, ends, folds)
+        except ModelError as error:
+            failed = error
+    raise failed

@@ -93,6 +93,37 @@ def qwen2_5_vl() -> Made:
                 window_size=16, fullatt_block_indexes=[1])  # fmt: skip
 
 
+def idefics3() -> Made:
+    """Each image is 9 tokens: 36 patches, four to a token; padding of zeros is none."""
+    config = transformers.Idefics3Config(
+        vision_config={**VISION, "image_size": 24, "projection_dim": None}, scale_factor=2,
+        text_config={**TEXT, "model_type": "llama", "pad_token_id": 0}, image_token_id=IMAGE,
+    )  # fmt: skip
+
+    def inputs(b: int, t: int) -> dict[str, Any]:
+        ids = torch.cat([tokens(b, 2), torch.full((b, 9), IMAGE), tokens(b, t)], 1)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False,
+                "pixel_values": random(b, 1, 3, 24, 24)}  # fmt: skip
+
+    return transformers.Idefics3ForConditionalGeneration(config), inputs
+
+
+def paligemma() -> Made:
+    config = transformers.PaliGemmaConfig(
+        vision_config={**VISION, "model_type": "siglip_vision_model", "vision_use_head": False,
+                       "projection_dim": 64},
+        text_config={**TEXT, "model_type": "gemma", "head_dim": 16}, image_token_index=IMAGE,
+        projection_dim=64, hidden_size=64,
+    )  # fmt: skip
+
+    def inputs(b: int, t: int) -> dict[str, Any]:
+        ids = torch.cat([torch.full((b, 25), IMAGE), tokens(b, t)], 1)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False,
+                "pixel_values": random(b, 3, 20, 20)}  # fmt: skip
+
+    return transformers.PaliGemmaForConditionalGeneration(config), inputs
+
+
 def clip() -> Made:
     config = transformers.CLIPConfig(
         vision_config=VISION, projection_dim=32,
@@ -143,5 +174,6 @@ def musicgen() -> Made:
 
 
 MODELS: dict[str, Callable[[], Made]] = {
-    f.__name__: f for f in (llava, qwen2_vl, qwen2_5_vl, clip, whisper, musicgen)
+    f.__name__: f
+    for f in (llava, qwen2_vl, qwen2_5_vl, idefics3, paligemma, clip, whisper, musicgen)
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.planner.api import prepare
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -28,8 +31,19 @@ WRITES = {"llava", "qwen2_vl", "whisper"}
 EMBEDS = {"llava", "qwen2_vl", "musicgen"}
 """Embeddings are given in place of tokens, too: where images go is then asked of them."""
 
-BY_VALUE = {"qwen2_vl", "qwen2_5_vl"}
-"""They compute sizes from integers among their inputs."""
+BY_VALUE = {"qwen2_vl", "qwen2_5_vl", "idefics3"}
+"""They compute sizes from values of their inputs."""
+
+
+@cache
+def planned(name: str) -> tuple[Any, Callable[[int, int], dict[str, Any]], Plan]:
+    """The model with random weights, its inputs, and its plan."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model = model.double().eval()
+    found = plan(model, 2, kwargs=inputs(3, 19))
+    randomize(model)
+    return model, inputs, found
 
 
 def step(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -63,15 +77,11 @@ def embedded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_split_and_equal(name: str) -> None:
     """With another batch and length than was traced, and images of other sizes."""
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    model = model.double().eval()
-    found = plan(model, 2, kwargs=inputs(3, 19))
-    note = "integers like those that it was given"
+    model, inputs, found = planned(name)
+    note = "like those that it was given"
     assert (note in found.solver.note) == (name in BY_VALUE)
     share = found.predicted.parameter_bytes[0] / found.predicted.unsharded_bytes
     assert share < (0.85 if name == "musicgen" else 0.56), "of musicgen the codec is not run"
-    randomize(model)
     given = inputs(2, 7)
     want, gradients = step(copy.deepcopy(model), copy.deepcopy(given))
     tokens = written(copy.deepcopy(model), given) if name in WRITES else None
@@ -94,6 +104,30 @@ def test_split_and_equal(name: str) -> None:
         for key, gradient in gradients.items():
             scale = max(float(gradient.abs().max()), 1.0)
             torch.testing.assert_close(mine[key], gradient, rtol=0, atol=TOLERANCE * scale)
+
+
+def write_16(model: Any, inputs: dict[str, Any], cache: str | None) -> Tensor:
+    """16 tokens by `generate`, with a cache of this kind."""
+    given = {n: v for n, v in inputs.items() if n != "use_cache"}
+    how = {"cache_implementation": cache} if cache else {}
+    return model.generate(**given, **how, min_new_tokens=16, max_new_tokens=16, do_sample=False)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_5_vl", "idefics3", "paligemma"])
+def test_generate_with_a_cache(name: str) -> None:
+    """Prompts with an image and without, caches of both kinds, one plan."""
+    model, inputs, found = planned(name)
+    ids = torch.randint(10, 94, (2, 9))
+    text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    cases = [(given, cache) for given in (inputs(2, 7), text) for cache in (None, "static")]
+    want = [write_16(copy.deepcopy(model), copy.deepcopy(given), cache) for given, cache in cases]
+
+    def rank(mesh: Mesh) -> list[Tensor]:
+        local = apply(copy.deepcopy(model), found, mesh)
+        return [write_16(local, copy.deepcopy(given), cache) for given, cache in cases]
+
+    for got in run_ranks(2, rank):
+        assert all(map(torch.equal, got, want))
 
 
 def test_what_to_do_without_values_is_said() -> None:

@@ -24,7 +24,7 @@ from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
-"""Values of results with this many elements or more are not kept."""
+"""Values of results with this many elements or more are not kept, if no input is as large."""
 
 CPU = torch.device("cpu")
 
@@ -48,6 +48,7 @@ class KnownValues:
         self._uniform = WeakIdKeyDictionary()
         """Tensors of random numbers in [0, 1)."""
         self._fakes = fakes or nullcontext()
+        self._most = MOST
 
     def result(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
@@ -81,7 +82,7 @@ class KnownValues:
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
         else:
-            small = known and sum(t.numel() for t in tensors_in(out)) < MOST
+            small = known and sum(t.numel() for t in tensors_in(out)) < self._most
             made = self._computed(func, args, kwargs) if small else None
         if made is None:
             self._forget(func, args)
@@ -93,6 +94,11 @@ class KnownValues:
         """Note that `tensor` has this value."""
         self._values[tensor] = value
         self._ids.add(id(tensor))
+
+    def given(self, tensor: Tensor, value: Tensor) -> None:
+        """Note the value of an input of the model."""
+        self.keep(tensor, value)
+        self._most = max(self._most, value.numel() + 1)
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return the value of `tensor`; None if it is not known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,10 @@ class Source:
     """Other calls that users make: with padding masks, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
     """The alternatives for each further run."""
-    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """`args` and `kwargs` with the values of integer tensors attached; None if there are none."""
+    valued: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
+    """`args` and `kwargs` with values attached: of integer tensors, then of all tensors."""
     by_value: bool = False
-    """Whether the inputs are the `valued` ones."""
+    """Whether the inputs are some of the `valued` ones."""
     trains: bool = False
     """Whether the plan is for training."""
     by_rows: bool = False
@@ -87,13 +87,11 @@ class Source:
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
         return replace(found, by_rows=by_rows)
 
-    def with_values(self) -> Source | None:
-        """Return the source with the `valued` inputs; None if there are none."""
-        if self.valued is None:
-            return None
-        args, kwargs = self.valued
-        calls = _further(self.module, args, kwargs)
-        return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
+    def with_values(self) -> Iterator[Source]:
+        """Yield the source with each of the `valued` inputs."""
+        for args, kwargs in self.valued:
+            calls = _further(self.module, args, kwargs)
+            yield replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
 
     @property
     def runs(self) -> list[Run]:
@@ -145,7 +143,9 @@ def read_source(
         fuller = (run.kwargs for run in more if not run.module)
         return Source(module, (), named, *identity, more, **_further(module, (), named, *fuller))
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
-    calls, valued = _further(module, *on_meta), remember(given, on_meta)
+    calls = _further(module, *on_meta)
+    found = (remember(given, on_meta, floats) for floats in (False, True))
+    valued = tuple(each for each in found if each is not None)
     return Source(module, *on_meta, *identity, **calls, valued=valued)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_STEP
 from shardwright.planner.trace.runs import decoding
-from shardwright.planner.trace.runs.decoding import EMBEDDED, POSITIONS, SWITCH
+from shardwright.planner.trace.runs.decoding import EMBEDDED, GROWING, POSITIONS, SWITCH
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 
@@ -65,7 +65,20 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     last = found.pop() if len(found) > 1 else ()
     placed = {name: value for name, value in seen.items() if name == POSITIONS}
     found += decoded(module, _without(inputs, {**encoded, **placed}), last) or [last]
+    found += _text_alone(module, inputs)
     return (*(wish for wish in found if wish), *unmasked)
+
+
+def _text_alone(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
+    """Return the call with the tokens of `inputs` and no images or sounds, if there are any."""
+    known = {*GROWING, *MASKS, SWITCH}
+    beside = {name for name, v in inputs.items() if isinstance(v, Tensor) and name not in known}
+    names = _names(module)
+    needed = {n for n in beside if n in names and names[n].default is inspect.Parameter.empty}
+    if not beside or needed or not isinstance(inputs.get(GROWING[-1]), Tensor):
+        return []
+    text = {name: value for name, value in inputs.items() if name in known}
+    return decoded(module, text, tokens=()) or [(_run(text),)]
 
 
 def decoded(
@@ -145,10 +158,18 @@ def _names(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _switch(module: nn.Module, name: str) -> bool:
-    """Return whether `module` takes the switch `name` and its config has it."""
+    """Return whether `module` takes the switch `name`, and its config has it (or its text's)."""
     names = _names(module)
     takes = name in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
-    return takes and hasattr(getattr(module, "config", None), name)
+    return takes and any(hasattr(config, name) for config in _configs(module))
+
+
+def _configs(module: nn.Module) -> Iterator[Any]:
+    """Yield the config of `module`, and the part of it for its text decoder."""
+    config = getattr(module, "config", None)
+    yield config
+    with suppress(Exception):  # not of transformers, or without text
+        yield config.get_text_config(decoder=True)  # type: ignore[union-attr]
 
 
 def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:

@@ -168,7 +168,7 @@ def run_on_fake(
         return [spec.empty() for spec in given]
 
     for tensor, value in valued:
-        fake.known.keep(tensor, value)
+        fake.known.given(tensor, value)
     with (
         alone(),
         isolated(module),
