@@ -26,6 +26,7 @@ from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.processes import (
+    device_mesh_for,
     end_in_order,
     new_mesh,
     pick_device,
@@ -249,19 +250,23 @@ def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.
 def apply(
     model: nn.Module,
     plan: Plan | str | Path,
-    mesh: DeviceMesh | Mesh,
+    mesh: DeviceMesh | Mesh | None = None,
     *,
     cp: Literal["whole", "local"] = WHOLE,
+    timeout: float = 600.0,
 ) -> nn.Module:
     """Split a module at hand, in place: each rank keeps its part of every parameter that is split.
 
     Args:
         model: A whole module, the same on each rank, on a device or on meta.
         plan: The plan, or the file it is in.
-        mesh: A device mesh with a dim for each of the plan's. Over those that share a batch,
-            gradients are averaged from then on (see `runtime/communication/replicas.py`).
+        mesh: A device mesh with a dim for each of the plan's; made if there is none, as `load`
+            does. Over the dims that share a batch, gradients are averaged from then on (see
+            `runtime/communication/replicas.py`).
         cp: What each rank of `cp` passes from then on: "whole" sequences, or "local": its own rows
             of them, consecutive and in the order of the ranks (see `runtime/rows/own_rows.py`).
+        timeout: Seconds until all ranks must have started, and for each later wait of theirs, if
+            the mesh is made here.
 
     Returns:
         `model`.
@@ -274,6 +279,9 @@ def apply(
     """
     plan = _unedited(plan)
     local = own_rows_wanted(cp, plan)
+    if mesh is None:
+        on = next((p.device for p in model.parameters() if not p.is_meta), None)
+        mesh = device_mesh_for(plan, None, pick_device(on), timeout)
     if isinstance(mesh, DeviceMesh):
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)

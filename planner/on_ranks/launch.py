@@ -30,6 +30,9 @@ GRACE = 5.0
 """Seconds that the other ranks have to report after one has failed: the first rank that notices a
 death is not the one that died."""
 
+START = 120.0
+"""Seconds until all ranks must be connected."""
+
 
 def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     """Run `fn(*args)` on each of `ranks` processes in a gloo group; return the results by rank.
@@ -139,9 +142,11 @@ def _main(
                 store=dist.FileStore(f"{folder}/store", ranks),
                 rank=rank,
                 world_size=ranks,
-                timeout=timedelta(minutes=30),
+                timeout=timedelta(seconds=START),
             )
             dist.barrier()  # a rank that ended now would cut off ranks that still connect
+            assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+            dist.group.WORLD.set_timeout(timedelta(minutes=30))
             fn, args = pickle.loads(work)
             pipe.send((True, fn(*args)))
             dist.destroy_process_group()

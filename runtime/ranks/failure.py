@@ -30,7 +30,7 @@ def failed(what: str, error: RuntimeError, pg: dist.ProcessGroup | None) -> Dist
     return lost(what, error, peers.roll(), ranks)
 
 
-def lost(what: str, error: RuntimeError, roll: Roll, among: Sequence[int]) -> DistributedError:
+def lost(what: str, error: Exception, roll: Roll, among: Sequence[int]) -> DistributedError:
     """Hang up, and return the error for a failed step of the ranks `among`."""
     hang_up()  # first, so that the ranks that wait for this one answer too
     missing, text = roll.missing(among), short(error)

@@ -42,7 +42,7 @@ def form(backend: str, timeout: float) -> None:
         store, roll, failure = bounded(
             lambda: _come(rank, ranks, deadline), timeout + 2 * ANSWER_SECONDS
         )
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise DistributedError(
             f"starting failed on rank {rank}: nobody answers at {_address()} ({short(error)}): "
             "look at the output of rank 0, or give a longer `timeout`"
@@ -54,7 +54,7 @@ def form(backend: str, timeout: float) -> None:
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=ranks, timeout=_left(deadline)
             )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # a stranger's bytes may be no number
         raise lost("starting", error, roll, range(ranks)) from error
     peers.remember(roll)
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
@@ -79,9 +79,9 @@ def _asked(store: dist.Store, rank: int, deadline: float) -> str:
         DistributedError: rank 0 does not answer.
     """
     mine = uuid4().hex
-    store.set(f"shardwright/asks/{rank}", mine)
     pause = 0.01
     while not store.check([f"shardwright/answer/{mine}"]):
+        store.set(f"shardwright/asks/{rank}", mine)  # again, in case a stranger wrote over it
         if time.monotonic() > deadline + ANSWER_SECONDS:  # rank 0 may have started a little later
             raise _absent(rank, [0])
         time.sleep(pause)
@@ -93,7 +93,7 @@ def _answer(store: dist.Store, name: str, ranks: Iterable[int]) -> None:
     """Tell the ranks that ask the name of this start. A rank that has ended does no harm."""
     for rank in ranks:
         if store.check([f"shardwright/asks/{rank}"]):
-            asked = store.get(f"shardwright/asks/{rank}").decode()
+            asked = store.get(f"shardwright/asks/{rank}").decode(errors="replace")
             store.set(f"shardwright/answer/{asked}", name)
 
 

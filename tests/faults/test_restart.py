@@ -5,6 +5,7 @@ the whole way under torchrun; `tests/end_to_end/test_examples.py` runs it.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,10 @@ def test_rank_0_does_not_come_again(folder: Path, tmp_path: Path) -> None:
         "DistributedError: starting failed on rank 1: rank 0 died or did not come in time: look at "
         "the output of rank 0, or give a longer `timeout`"
     )
+
+
+def test_a_stranger_writes_over_what_a_rank_asks(folder: Path, tmp_path: Path) -> None:
+    store, given = agent_store(), (folder / "plan-2.json", 20.0)
+    no_text: Any = b"\x80\x04"
+    store.set("shardwright/asks/1", no_text)
+    all_well(run_forked(2, ranks.starts, given, tmp_path, agent=store))
