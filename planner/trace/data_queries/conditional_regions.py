@@ -23,7 +23,6 @@ from shardwright.planner.graph.axes import leaves_of, refine
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_code import ConditionalCode, skipped_code
 from shardwright.planner.trace.data_queries.errors import NeedsData
-from shardwright.planner.trace.data_queries.stand_ins import int_keeps_rows
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.rules.call import name_of
@@ -127,16 +126,15 @@ class Regions:
         one.region.rebound += _rebound(one.before, one.frame)
 
     def loop(
-        self, mask: Tensor, frame: Any, code: ConditionalCode, numbers: Iterable[Any]
+        self, mask: Tensor, frame: Any, code: ConditionalCode, rows: Iterable[Any]
     ) -> Generator[Any]:
-        """Yield each of `numbers` for a pass of the loop in `frame` over rows of `mask`."""
+        """Yield each of `rows` for a pass of the loop in `frame` over rows of `mask`."""
         self.found.append(region := Region(inner(mask)))
-        for number in numbers:
+        for row in rows:
             region.starts.append(self.now())
             before = {name: inner(frame.f_locals[name]) for name in code.rebound}
             self.passes += 1
-            with int_keeps_rows(frame.f_globals):
-                yield number
+            yield row
             self.passes -= 1
             region.rebound += _rebound(before, frame)
         region.stop = self.now()

@@ -11,7 +11,7 @@ If the value of a tensor is known without data (`known_values.py`), the answer i
 | `nonzero`, `where(mask)`, `x[mask]` | `TRACE_ROWS` rows | that dim is never sharded |
 | the number of these rows | a stand-in, or a number to skip by | as for truth |
 | `x.split(counts)` | parts of made-up sizes | that dim is never sharded |
-| a loop over selected rows | one pass per distinct kind | the loop is a conditional region |
+| a loop over selected rows | one pass for each row | the loop is a conditional region |
 | `x.requires_grad` | both, in two runs | the plan must hold for both |
 
 Any other query raises `NeedsData`: the module then becomes one replicated op.
@@ -48,16 +48,9 @@ from shardwright.planner.trace.data_queries.model_code import (
     may_be_caught,
     model_frame,
 )
-from shardwright.planner.trace.data_queries.stand_ins import (
-    COMPARISONS,
-    DataList,
-    DataNumber,
-    RowNumber,
-    RowUses,
-)
+from shardwright.planner.trace.data_queries.stand_ins import DataList, DataNumber
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries.harmless import given_back, harmless
-from shardwright.planner.trace.record.arguments import mapped
 from shardwright.planner.trace.record.record import Record
 
 REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -65,9 +58,6 @@ REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-def
 
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
 """Functions whose results have new lengths, computed from the lengths of their operands."""
-
-SHAPES = ("__get__", "size", "dim", "numel", "__len__")
-"""Functions that do not depend on the value of a row number."""
 
 
 class DataQueries(TorchFunctionMode):
@@ -98,8 +88,6 @@ class DataQueries(TorchFunctionMode):
         self.checked: dict[int, Tensor] = {}
         """By id: results of torch's checks, which raise if the result is not true."""
         self.loops: list[Generator[Any]] = []
-        self.rows: dict[int, tuple[Tensor, RowUses]] = {}
-        """By id: the row number of a loop pass as a tensor, and its uses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer a function in `ANSWERS`; call any other function, if it gets no stand-in."""
@@ -107,11 +95,6 @@ class DataQueries(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" and not self.selects and func != REQUIRES_GRAD:
             return func(*args)
-        if self.regions.passes and (uses := self._row_in((args, kwargs))) is not None:
-            found = self._on_row(uses, name, func, args)
-            if found is not NotImplemented:
-                return found
-            args, kwargs = (mapped(lambda row: row.value, g, RowNumber) for g in (args, kwargs))
         if name in ANSWERS and args:
             found = ANSWERS[name](self, func, args, kwargs)
             if found is not NotImplemented:
@@ -277,7 +260,7 @@ class DataQueries(TorchFunctionMode):
 
     def _listed(self, rows: Tensor, mask: Tensor) -> DataList:
         self.read(rows)
-        return DataList(partial(self._passes, mask, RowNumber))
+        return DataList(partial(self._passes, mask, lambda number: number))
 
     def _same_rows(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer `squeeze` and `flatten` of row indices."""
@@ -293,7 +276,7 @@ class DataQueries(TorchFunctionMode):
         parts = index if isinstance(index, tuple) else (index,)
         masks = [p for p in parts if isinstance(p, Tensor) and p.dtype == torch.bool and p.dim()]
         if not masks:
-            return NotImplemented
+            return self._row_of(x, parts) if self.regions.passes else NotImplemented
         with suppress(DynamicOutputShapeException):
             return func(x, index)
         if len(masks) > 1:
@@ -301,6 +284,16 @@ class DataQueries(TorchFunctionMode):
         has_value = self.value(masks[0]) is not None
         rows = torch.where(masks[0]) if has_value else self._selected(masks[0], by_dim=True)
         return func(x, tuple(i for p in parts for i in (rows if p is masks[0] else (p,))))
+
+    def _row_of(self, x: Tensor, parts: tuple[Any, ...]) -> Any:
+        """Index in a pass of a loop over rows; the first row stands for one that is out of bounds.
+
+        A real pass over such a row raises on every rank.
+        """
+        try:
+            return x[parts]
+        except IndexError:
+            return x[tuple(0 if _is_number(p) else p for p in parts)]
 
     def _length(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer size queries; sizes that depend on data are stand-ins."""
@@ -329,13 +322,13 @@ class DataQueries(TorchFunctionMode):
         if id(x) not in self.selected:
             return NotImplemented
 
-        def row(number: int, uses: RowUses) -> Tensor:
-            return self._note_row(torch.tensor(number if x.dim() == 1 else [number]), uses)
+        def row(number: int) -> Tensor:
+            return torch.tensor(number if x.dim() == 1 else [number])
 
         return self._passes(self.selected[id(x)][1], row)
 
-    def _passes(self, mask: Tensor, row: Callable[[int, RowUses], Any]) -> Iterator[Any]:
-        """Return the row of each pass of a loop over rows that `mask` (of one dim) may select.
+    def _passes(self, mask: Tensor, row: Callable[[int], Any]) -> Iterator[Any]:
+        """Return the rows that `mask` (of one dim) may select: there is one pass for each.
 
         Raises:
             NeedsData: a pass may depend on which other passes run.
@@ -347,42 +340,9 @@ class DataQueries(TorchFunctionMode):
             code = loop_over_rows(frame.f_code.co_filename, frame.f_lineno, tensors)
         except Refused as refused:
             raise NeedsData(str(refused)) from refused
-        uses = RowUses(int(mask.shape[0]))
-        loop = self.regions.loop(mask, frame, code, (row(n, uses) for n in uses.numbers()))
+        loop = self.regions.loop(mask, frame, code, map(row, range(int(mask.shape[0]))))
         self.loops.append(loop)
         return loop
-
-    def _note_row(self, row: Tensor, uses: RowUses) -> Tensor:
-        self.rows[id(row)] = row, uses
-        return row
-
-    def _row_in(self, given: Any) -> RowUses | None:
-        """Return the uses of the row number among the arguments, or None."""
-        for part in given.values() if isinstance(given, dict) else given:
-            if id(part) in self.rows:
-                return self.rows[id(part)][1]
-            if type(part) is RowNumber:
-                return part.uses
-            if isinstance(part, (tuple, list, dict)) and (uses := self._row_in(part)) is not None:
-                return uses
-        return None
-
-    def _on_row(self, uses: RowUses, name: str, func: Any, args: Any) -> Any:
-        """Note how a function uses a row number that it is given."""
-        x = args[0]
-        if id(x) not in self.rows:
-            selects = name == "__getitem__" and not known(x) and self.value(x) is None
-            if not selects:
-                uses.used()
-        elif name in ("__getitem__", "squeeze"):
-            return self._note_row(func(*args), uses)
-        elif name == "item":
-            return RowNumber(func(x), uses)
-        elif name in COMPARISONS and isinstance(args[1], int):
-            uses.compared(int(args[1]))
-        elif name not in SHAPES:
-            uses.used()
-        return NotImplemented
 
 
 ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
@@ -400,6 +360,10 @@ ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
     "unbind": DataQueries._iterate,
 }
 """Function name -> answer; the answer is `NotImplemented` if the call does not query data."""
+
+
+def _is_number(index: Any) -> bool:
+    return isinstance(index, int) or (isinstance(index, Tensor) and not index.dim())
 
 
 def _has_stand_in(value: Any) -> bool:

@@ -1,14 +1,11 @@
-"""Stand-ins that model code gets for numbers that depend on data, and for row numbers in loops."""
+"""Stand-ins that model code gets for numbers that depend on data, and integers that note uses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from shardwright.planner.trace.data_queries.errors import NeedsData
-
-COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
 def _refuses(names: str) -> Callable[[type], type]:
@@ -46,7 +43,7 @@ class DataNumber:
         return self.kind
 
 
-for _name in COMPARISONS:
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(DataNumber, _name, lambda self, _: DataNumber(self.ask, bool))
 
 
@@ -101,76 +98,3 @@ def _asking(name: str) -> Callable[..., Any]:
 for _name in dir(int):
     if _name.startswith("__") and _name not in KEPT and callable(getattr(int, _name)):
         setattr(WatchedNumber, _name, _asking(_name))
-
-
-class RowUses:
-    """Notes how loop passes use their row number, to find the passes that represent all others.
-
-    If a row number is only compared and used to select from tensors, then passes whose rows lie on
-    the same side of all compared numbers make the same calls.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.bounds = {0}
-        self.matters = False
-        """Whether the row number is used in another way, so that each pass may differ."""
-
-    def compared(self, bound: int) -> None:
-        """Note a number that the row number is compared with."""
-        self.bounds |= {bound, bound + 1}
-
-    def used(self) -> None:
-        """Note that the row number is used in another way."""
-        self.matters = True
-
-    def numbers(self) -> Iterator[int]:
-        """Yield one row number per distinct kind of pass, as far as uses are known by then."""
-        done = set[int]()
-        while left := (set(range(self.count)) if self.matters else self.bounds) - done:
-            done.add(number := min(left))
-            if 0 <= number < self.count:
-                yield number
-
-
-class RowNumber(WatchedNumber):
-    """The row number of a loop pass, which notes its uses."""
-
-    def __init__(self, value: int, uses: RowUses) -> None:
-        super().__init__(value, uses.used)
-        self.uses = uses
-
-
-@contextmanager
-def int_keeps_rows(names: dict[str, Any]) -> Iterator[None]:
-    """Context manager in which `int(row_number)` stays a `RowNumber` in code with these globals."""
-
-    class Kind(type):
-        def __call__(cls, *args: Any) -> Any:
-            return args[0] if args and type(args[0]) is RowNumber else int(*args)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, int)
-
-    before = {name: names[name] for name in ("int",) if name in names}
-    names["int"] = Kind("int", (int,), {})
-    try:
-        yield
-    finally:
-        del names["int"]
-        names.update(before)
-
-
-def _comparing(name: str) -> Callable[[RowNumber, Any], bool]:
-    def compare(self: RowNumber, other: Any) -> bool:
-        if isinstance(other, int):
-            self.uses.compared(int(other))
-        else:
-            self.uses.used()
-        return getattr(self.value, name)(other)
-
-    return compare
-
-
-for _name in COMPARISONS:
-    setattr(RowNumber, _name, _comparing(_name))
