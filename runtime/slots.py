@@ -138,9 +138,15 @@ def tensors(value: Any) -> list[tuple[str, Tensor]]:
     return found
 
 
-def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
+def returned(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
     """The `leaves` of an output, without state (`but_state`)."""
-    return (found for slot, value in but_state(output, takes) for found in leaves(value, slot))
+    found: list[tuple[str, Any]] = []
+    for slot, value in but_state(output, takes):
+        if isinstance(value, Tensor):
+            found.append((slot, value))
+        else:
+            found += leaves(value, slot)
+    return found
 
 
 def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
@@ -155,7 +161,11 @@ def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
     """
     if (by_name := named(output)) is None:
         return [("", output)]
-    return [(str(n), v) for n, v in by_name.items() if not (n in takes and is_own(v))]
+    found = []
+    for name, value in by_name.items():
+        if name not in takes or not is_own(value):
+            found.append((str(name), value))
+    return found
 
 
 def state_of(output: Any, module: nn.Module) -> dict[str, Any]:

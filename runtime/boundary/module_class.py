@@ -34,6 +34,16 @@ class BoundaryModule(HookedModule):
     """Base class in front of the class of each module of a split model."""
 
     _shardwright: ModuleBoundary
+    _shardwright_original: type
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a module of the original class: a slice of a container is in no split model."""
+        original = getattr(cls, "_shardwright_original", cls)
+        if original is cls or not (args or kwargs):  # the latter for copies
+            return super().__new__(cls)
+        made = original.__new__(original)
+        made.__init__(*args, **kwargs)
+        return made
 
     # --- attributes that are set or deleted
 
@@ -66,9 +76,7 @@ class BoundaryModule(HookedModule):
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """As in torch. A module that replaces another computes with full tensors."""
-        # A slice of a ModuleList has this class, too, but belongs to no model.
-        changes = _changes(self) if "_shardwright" in self.__dict__ else None
-        if changes is not None:
+        if (changes := _changes(self)) is not None:
             changes.set_module(self, name, module)
         super().add_module(name, module)  # type: ignore[misc]
 
@@ -311,6 +319,7 @@ def boundary_class(
     """
     front: Any = bases[0]
     members: dict[str, Any] = {name: getattr(named, name) for name in ITS_OWN}
+    members["_shardwright_original"] = original
     members |= {name: seen_attribute(name) for name in names}
     if hasattr(front, "forward"):
         members["forward"] = like(original, front.forward)

@@ -96,9 +96,8 @@ class Caches:
         if torch.compiler.is_compiling():
             return
         for value in values:
-            if _is_object(value):
-                value.__dict__[OWNER] = self
-                _seal(value)
+            value.__dict__[OWNER] = self
+            _seal(value)
 
     @contextmanager
     def sealed(self, *values: Any) -> Iterator[None]:
@@ -124,7 +123,7 @@ class Caches:
         """
         found = []
         for name, value in (named(output) or {}).items():
-            if name in self.names or (name in takes and is_own(value)):
+            if (name in self.names or name in takes) and _is_object(value):
                 found.append(value)
         return found
 
@@ -246,6 +245,8 @@ def _read(value: Any, holder: Any, name: str) -> Any:
     Raises:
         UsageError: it is or contains a floating-point tensor.
     """
+    if type(value) in SIMPLE:
+        return value
     if _is_real(value):
         raise UsageError(f"'{name}': {PART}")
     if isinstance(value, dict):

@@ -38,11 +38,12 @@ class Given(NamedTuple):
 
 def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Given]:
     """The arguments into which code may put tensors, except caches whose names are `known`."""
-    return [
-        Given(name, value, {id(x): ref(x) for _, x in leaves(value) if isinstance(x, Tensor)})
-        for name, value in given.items()
-        if type(value) not in SIMPLE and name not in known and _may_be_filled(value)
-    ]
+    found = []
+    for name, value in given.items():
+        if type(value) not in SIMPLE and name not in known and _may_be_filled(value):
+            before = {id(x): ref(x) for _, x in leaves(value) if isinstance(x, Tensor)}
+            found.append(Given(name, value, before))
+    return found
 
 
 def _may_be_filled(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,12 @@ ALIKE = {"StaticCache": "DynamicCache"}
 values that it is given, and writes them at their positions; a dynamic one appends them. Both keep
 heads apart (a test checks that), so a proof for one also holds for the other."""
 
+PLAIN = (bool, int, str, type(None))
+"""Classes of arguments that are equal if their values are."""
+
+MOST = 256
+"""Most kinds of calls that are remembered as proven."""
+
 
 @dataclass(frozen=True)
 class Proven:
@@ -54,6 +60,7 @@ class Proven:
         several: Whether a call with such a cache had several tokens.
         trains: Whether a call in training mode is proven, too.
         asks_autocast: Whether code checks for autocast, which is not proven.
+        checked: Kinds of calls that were checked before, and what `check_given` returned for them.
     """
 
     model: str
@@ -70,6 +77,7 @@ class Proven:
     several: bool
     trains: bool
     asks_autocast: bool
+    checked: dict[Any, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -131,12 +139,37 @@ class Proven:
                 or an argument is missing that every call had.
         """
         given = self._named(args, kwargs)
+        if self.state and not self.several:
+            self._check_tokens(given)
+        kind = self._kind(given)
+        if kind in self.checked:
+            return self.checked[kind]
+        known = self._check(given)
+        if kind is not None and len(self.checked) < MOST:
+            self.checked[kind] = known
+        return known
+
+    def _kind(self, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """What decides whether a call is proven; None if the content of an argument does, too."""
+        out = []
+        for name, value in given.items():
+            kind, known = type(value), self.state.get(name, ())
+            if isinstance(value, Tensor):
+                out.append((name, value.dtype, value.requires_grad))
+            elif kind in PLAIN:
+                out.append((name, kind, value))
+            elif kind.__name__ in known or ALIKE.get(kind.__name__) in known:
+                out.append((name, kind))
+            else:
+                return None
+        return tuple(out)
+
+    def _check(self, given: Mapping[str, Any]) -> bool:
+        """As `check_given`, for any arguments."""
         if self.plain.known:
             self.plain.check(self.model, given)
         if self.always:
             self._check_all_there(given)
-        if self.state and not self.several:
-            self._check_tokens(given)
         new = list(self._new(given))
         if not new or (self.joins and not {*new} & {*MASKS}):
             return not new
@@ -150,7 +183,7 @@ class Proven:
         """Arguments that no call had and that matter: float tensors, padding masks, flags, code."""
         for name, value in given.items():
             if value is None or type(value).__name__ in self.state.get(name, ()):
-                continue  # the usual case, checked first as it runs for each token
+                continue
             if name in self.given and isinstance(value, Tensor):
                 if value.requires_grad and name in MASKS:
                     raise UsageError(self._of_mask(name))

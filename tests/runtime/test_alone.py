@@ -264,3 +264,19 @@ def test_a_module_that_reads_the_weights_of_another_reads_whole_ones_alone() -> 
         torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
 
     run_ranks(2, rank)
+
+
+def test_slices_of_containers_compute_with_full_tensors() -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).eval()
+    x = torch.randn(5, 8)
+    plan = planning.plan(copy.deepcopy(base), tp=2, args=(x,))
+
+    def work(mesh: Mesh) -> tuple[type, Tensor, Tensor]:
+        split: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        return type(split[:2]), split[:2](x), split[1:](split[0](x))
+
+    for kind, first, all_but_first in run_ranks(2, work):
+        assert kind is nn.Sequential
+        torch.testing.assert_close(first, base[:2](x))
+        torch.testing.assert_close(all_but_first, base(x))

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,31 +108,56 @@ def test_a_forward_that_its_class_wraps_is_wrapped_once() -> None:
         assert kind.forward is own.forward
 
 
-def test_few_frames_of_ours_run_in_a_step() -> None:
-    """Of a Llama of two layers, through its first step behind a prefill, and one behind that."""
+def frames(run: Callable[[], Any]) -> int:
+    """How many Python functions of Shardwright `run` calls in this thread."""
+    found = 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal found
+        ours = frame.f_globals.get("__name__", "").startswith("shardwright.")
+        found += event == "call" and ours
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> tuple[Any, Any]:
     base = LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_hidden_layers": 2})).eval()
-    plan = planning.plan(copy.deepcopy(base), tp=2, phase="prefill,decode")
+    return base, planning.plan(copy.deepcopy(base), tp=2, phase="prefill,decode")
 
-    def frames(model: Any, cache: Any) -> int:
-        found = 0
 
-        def note(frame: Any, event: str, _: Any) -> None:
-            nonlocal found
-            ours = frame.f_globals.get("__name__", "").startswith("shardwright.")
-            found += event == "call" and ours
-
-        sys.setprofile(note)
-        try:
-            model(IDS[:, -1:], past_key_values=cache)
-        finally:
-            sys.setprofile(None)
-        return found
+def test_few_frames_of_ours_run_in_a_step(two_layers: Any) -> None:
+    """Of a Llama of two layers, through its first step behind a prefill, and one behind that."""
+    base, plan = two_layers
 
     @torch.no_grad()
     def work(mesh: Mesh) -> list[int]:
         model = shardwright.apply(copy.deepcopy(base), plan, mesh)
         cache = model(IDS).past_key_values
-        return [frames(model, cache) for _ in range(2)]
+        return [frames(lambda: model(IDS[:, -1:], past_key_values=cache)) for _ in range(2)]
 
     for counts in run_ranks(2, work):
-        assert max(counts) <= 105  # 211 before each module had one boundary
+        assert max(counts) <= 100  # 211 before each module had one boundary
+
+
+def test_few_frames_of_ours_run_for_a_generated_token(two_layers: Any) -> None:
+    base, plan = two_layers
+    caches = {None: 105, "static": 160}
+
+    def work(mesh: Mesh) -> list[int]:
+        model = shardwright.apply(copy.deepcopy(base), plan, mesh)
+
+        def of_tokens(count: int, kind: str | None) -> int:
+            how = {"max_new_tokens": count, "min_new_tokens": count, "cache_implementation": kind}
+            return frames(lambda: model.generate(IDS, **how))
+
+        totals = [[of_tokens(count, kind) for count in (3, 4, 5)] for kind in caches]
+        return [five - four for _, four, five in totals]  # the first call does more, once
+
+    for counts in run_ranks(2, work):
+        assert all(n <= most for n, most in zip(counts, caches.values(), strict=True)), counts
