@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import shardwright
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import MAKING, Subject, Unfit, tensors, use, weigh
 from shardwright.runtime.state.gather import full_tensors
@@ -105,9 +106,10 @@ def lora_after_splitting(s: Subject) -> Any:
         raise Unfit from None
     s.known()
     torch.manual_seed(0)
-    model = get_peft_model(
-        s.model, LoraConfig(target_modules="all-linear", init_lora_weights=False)
-    )
+    with shardwright.adding_adapters():
+        model = get_peft_model(
+            s.model, LoraConfig(target_modules="all-linear", init_lora_weights=False)
+        )
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora" in name:

@@ -24,7 +24,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.boundary.adapters import check_full_sizes
 from shardwright.runtime.boundary.hooks import wrap_hooks
 from shardwright.runtime.boundary.kept_objects import (
     KeptObject,
@@ -222,7 +221,7 @@ class ChangeDetection:
         if place is None:
             return
         if type(new).__module__.startswith("peft.") and isinstance(old, nn.Linear):
-            check_full_sizes(new, old, place.path)
+            _check_full_sizes(new, old, place.path)
         state = ModuleBoundary(place.mesh, new, place.path, place.spec)
         state.take_place_of(place)
         put_class(new, state, LocalModule, type(new), named=type(new))
@@ -402,6 +401,21 @@ def _differs(root: Any) -> bool:
 
 # What torch.compiler.assume_constant_result does, which imports all of dynamo first.
 _differs._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _check_full_sizes(adapter: Any, layer: Any, path: str) -> None:
+    """Check that an adapter of peft that replaces `layer` has the full sizes of `layer`.
+
+    Raises:
+        UsageError: it has other sizes.
+    """
+    for name in ("in_features", "out_features"):
+        if getattr(adapter, name, None) != getattr(layer, name, None):
+            raise UsageError(
+                f"peft made an adapter for a shard of '{path}', {name}={getattr(adapter, name)}: "
+                "add adapters inside `with shardwright.adding_adapters():`, or before the model is "
+                "planned and split"
+            )
 
 
 def _is_replaced(module: nn.Module) -> bool:

@@ -21,13 +21,13 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
-from shardwright.runtime.boundary.parametrized import patched
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.subclasses import ITS_OWN, like
 from shardwright.runtime.tensors.buffers import stored_as
 from shardwright.runtime.tensors.split_tensor import SplitTensor
+from shardwright.runtime.torch_patches import PARAMETRIZE
 
 
 class BoundaryModule(HookedModule):
@@ -186,7 +186,7 @@ class LocalModule(BoundaryModule):
             try:
                 forward: Any = LocalModule.forward
                 if state.model is not None and state.model.parametrizes:
-                    forward = patched()(forward)
+                    forward = PARAMETRIZE.active()(forward)
                 return forward(self, *args, **kwargs)
             finally:
                 call.active = False

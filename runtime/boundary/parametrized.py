@@ -3,16 +3,15 @@
 `torch.nn.utils.parametrize` moves a parameter out of its module and puts it back afterwards, with
 another name and perhaps as another object. Neither a trace nor a split model could follow that.
 Here the parameter stays in its module. The module temporarily gets a class that reads the parameter
-through the parametrization, which sees what the module's code would see: a local tensor.
+through the parametrization, which sees what the module's code would see: a local tensor. Torch's
+functions are replaced by `register` and `remove` while such code runs (`torch_patches.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -27,7 +26,9 @@ from shardwright.runtime.subclasses import subclass_with
 TABLE = "parametrizations"
 """The attribute with the parametrizations of a module, by parameter; torch uses the same name."""
 
-_in_place: ContextVar[bool] = ContextVar("in_place", default=False)
+IN_PLACE: ContextVar[bool] = ContextVar("in_place", default=False)
+"""Whether parametrized parameters of all modules stay in place, as while a model is traced."""
+
 _register, _remove = parametrize.register_parametrization, parametrize.remove_parametrizations
 
 
@@ -88,13 +89,13 @@ def _stored(module: nn.Module, name: str) -> Tensor:
 
 def _stays(module: nn.Module) -> bool:
     """Whether parameters of `module` stay in place: it is traced, or its split model runs."""
-    if _in_place.get():
+    if IN_PLACE.get():
         return True
     state = boundary_of(module)
     return state is not None and state.call.active
 
 
-def _registered(
+def register(
     module: nn.Module, tensor_name: str, parametrization: nn.Module, *, unsafe: bool = False
 ) -> nn.Module:
     """`register_parametrization` that keeps parameters in place while a model is traced or runs.
@@ -131,8 +132,8 @@ def _registered(
     return module
 
 
-def _removed(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
-    """`remove_parametrizations` for parameters that `_registered` kept in place.
+def remove(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
+    """`remove_parametrizations` for parameters that `register` kept in place.
 
     Raises:
         ModelError: the parameter would be written to (`leave_parametrized`).
@@ -162,40 +163,3 @@ def _names_it(kind: type) -> bool:
     methods = (inspect.unwrap(getattr(m, "__func__", m)) for m in vars(kind).values())
     codes = (method.__code__ for method in methods if inspect.isfunction(method))
     return "register_parametrization" in names_in(codes)
-
-
-_lock, _within = threading.Lock(), 0
-"""A lock, and the number of `patched()` contexts that are open in all threads."""
-
-
-@contextmanager
-def patched() -> Iterator[None]:
-    """Inside, parameters that are parametrized in a trace or a planned call stay in place.
-
-    This patches two functions of torch, in all threads. For all other modules they do the same as
-    torch's. torch.nn.utils.parametrize (2.13) has no hook that a module could use instead.
-    """
-    global _within
-    with _lock:
-        _within += 1
-        parametrize.register_parametrization = _registered
-        parametrize.remove_parametrizations = _removed
-    try:
-        yield
-    finally:
-        with _lock:
-            _within -= 1
-            if not _within:
-                parametrize.register_parametrization = _register
-                parametrize.remove_parametrizations = _remove
-
-
-@contextmanager
-def in_place() -> Iterator[None]:
-    """Inside, in this context, parametrized parameters of all modules stay in place."""
-    token = _in_place.set(True)
-    try:
-        with patched():
-            yield
-    finally:
-        _in_place.reset(token)

@@ -28,7 +28,6 @@ from shardwright.runtime.boundary.hooks import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
-from shardwright.runtime.boundary.parametrized import patched
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
@@ -42,6 +41,7 @@ from shardwright.runtime.logits.split_logits import LossScope, Seal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import positions
+from shardwright.runtime.torch_patches import PARAMETRIZE
 
 
 class RootModule(LocalModule):
@@ -95,7 +95,7 @@ class RootModule(LocalModule):
         try:
             forward: Any = LocalModule.forward
             if model.parametrizes:
-                forward = patched()(forward)
+                forward = PARAMETRIZE.active()(forward)
             if lengths.axes:
                 with lengths.forward():
                     output = forward(self, *args, **kwargs)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.boundary.adapters import tell_full_sizes
 from shardwright.runtime.boundary.changes import ChangeDetection
 from shardwright.runtime.boundary.module_boundary import boundary_of, placements
 from shardwright.runtime.boundary.parametrized import parametrizes
@@ -99,7 +98,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
             made,
         )
         return
-    tell_full_sizes()
     make_buffers_split(model, mesh)
     for module in model.modules():
         own: dict[str, Any] = module._parameters

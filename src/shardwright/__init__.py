@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         full_optimizer_state,
         load_full_optimizer_state,
     )
+    from shardwright.runtime.torch_patches import adding_adapters
 
     __version__: str
 
@@ -60,6 +61,7 @@ __all__ = [
     "SplitTrainer",
     "UsageError",
     "__version__",
+    "adding_adapters",
     "apply",
     "check",
     "compare",
@@ -81,6 +83,7 @@ _HOME = {
     "Plan": "shardwright.planner.contract.plan_file",
     "SplitAccelerator": "shardwright.runtime.loops.accelerating",
     "SplitTrainer": "shardwright.runtime.loops.training",
+    "adding_adapters": "shardwright.runtime.torch_patches",
     "apply": "shardwright.runtime.api",
     "check": "shardwright.planner.prove.check",
     "compare": "shardwright.planner.on_ranks.numeric",

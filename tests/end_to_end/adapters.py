@@ -25,7 +25,8 @@ def adapted(base: Any = None, dropout: float = 0.0, seed: int = 1) -> Any:
     base, config = base or llama(), copy.deepcopy(LORA)
     config.lora_dropout = dropout
     torch.manual_seed(seed)
-    model = get_peft_model(base, config, autocast_adapter_dtype=False).double()
+    with shardwright.adding_adapters():
+        model = get_peft_model(base, config, autocast_adapter_dtype=False).double()
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, 0.0, 0.1)
@@ -58,6 +59,8 @@ def late(mesh: Any, asked: Any) -> None:
     other = adapted(shardwright.apply(llama(), plan, mesh), seed=dist.get_rank())
     with pytest.raises(DistributedError, match="was put into the model after it was split"):
         other(IDS)
+    with pytest.raises(UsageError, match="adding_adapters"):
+        get_peft_model(shardwright.apply(llama(), plan, mesh), copy.deepcopy(LORA))
 
 
 def main(folder: Path) -> None:

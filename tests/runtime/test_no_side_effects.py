@@ -1,4 +1,4 @@
-"""A model that is planned, split and run changes nothing of torch for code beside it."""
+"""A model that is planned, split and run changes nothing of torch and peft for other code."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as of_modules
+from torch.nn.utils import parametrize
 from torch.optim import optimizer as of_optimizers  # pyright: ignore[reportAttributeAccessIssue]
 
 import shardwright
@@ -20,7 +23,7 @@ from tests.runtime.test_dtensors import IDS, llama, made
 
 
 def seen() -> dict[str, Any]:
-    """Attributes of torch's classes, and its tables of hooks for all modules."""
+    """Attributes of classes of torch and peft, and tables of hooks for all modules."""
     hooks = [name for name in vars(of_modules) if name.startswith("_global_")]
     # `copy` of Python notes slots on classes, and transformers a helper while it makes weights.
     others = ("__slotnames__", "smart_apply")
@@ -32,6 +35,8 @@ def seen() -> dict[str, Any]:
         "hooks on all modules": {n: copy.copy(getattr(of_modules, n)) for n in hooks},
         "optimizers": copy.copy(of_optimizers._global_optimizer_pre_hooks),
         "DTensor": dict(vars(DTensor)),
+        "parametrize": dict(vars(parametrize)),
+        "peft": dict(vars(LoraLayer)),
         "dispatcher": dict(DTensor._op_dispatcher._custom_op_handlers),
     }
 
@@ -46,6 +51,8 @@ def before_and_behind() -> tuple[dict[str, Any], dict[str, Any]]:
         optimizer = torch.optim.SGD(split.parameters(), lr=0.1)
         split(IDS).logits.sum().backward()
         optimizer.step()
+        with shardwright.adding_adapters():
+            get_peft_model(split, LoraConfig(target_modules=["q_proj", "down_proj"]))
 
     run_ranks(2, work)
     return before, seen()
