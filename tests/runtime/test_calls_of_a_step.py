@@ -137,7 +137,7 @@ def test_few_frames_of_ours_run_in_a_step(two_layers: Any) -> None:
 
     @torch.no_grad()
     def work(mesh: Mesh) -> list[int]:
-        model = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        model: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
         cache = model(IDS).past_key_values
         return [frames(lambda: model(IDS[:, -1:], past_key_values=cache)) for _ in range(2)]
 
@@ -150,7 +150,7 @@ def test_few_frames_of_ours_run_for_a_generated_token(two_layers: Any) -> None:
     caches = {None: 105, "static": 160}
 
     def work(mesh: Mesh) -> list[int]:
-        model = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        model: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
 
         def of_tokens(count: int, kind: str | None) -> int:
             how = {"max_new_tokens": count, "min_new_tokens": count, "cache_implementation": kind}
