@@ -109,32 +109,24 @@ def load(
     plan = _unedited(plan)
     local = own_rows_wanted(cp, plan)
     where = pick_device(device)
-    failure, groups = None, None  # those of a new mesh are made when all ranks have agreed
-    if mesh is None:
-        failure = start(plan, where, timeout)
-    else:
-        end_in_order()
-        groups = _groups(plan, Mesh.from_device_mesh(mesh))
-
+    failure, groups = _start(plan, mesh, where, timeout)
     hub = Hub(revision, cache_dir, local_files_only, token)
     alike = {"plan": facts.of_plan(plan), "dtype": str(dtype), "device": where.type}
     alike["model arguments"] = repr(model_kwargs)
-    checkpoint = out = stored = None
-    if failure is None and weights:
-        checkpoint, failure = tried(lambda: Checkpoint.open(model, hub))
-    if checkpoint is not None:
-        alike["weights"], stored = digest_of_checkpoint(checkpoint), checkpoint.dtype
+    checkpoint = out = None
     if failure is None:
-        out, failure = tried(
-            lambda: _whole(model, plan, dtype or stored, trust_remote_code, hub, model_kwargs)
-        )
+        how = (plan, weights, dtype, trust_remote_code, hub, model_kwargs)
+        opened, failure = tried(lambda: _opened(model, *how))
+        checkpoint, out = opened or (None, None)
+    if checkpoint is not None:
+        alike["weights"] = digest_of_checkpoint(checkpoint)
     agree("loading", failure, alike, groups)
     assert out is not None
     if mesh is None:
         mesh = new_mesh(plan, where, timeout)
     ranks = Mesh.from_device_mesh(mesh)
-    how = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
-    split_and_read(out, plan, ranks, checkpoint, where, **how)
+    options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
+    split_and_read(out, plan, ranks, checkpoint, where, **options)
     if local:
         take_own_rows(out, ranks)
     return out.eval()
@@ -191,21 +183,34 @@ def split_and_read(
     average_gradients(model, [ranks[name] for name in plan.batch_dims])
 
 
-def _whole(
+def _start(
+    plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float
+) -> tuple[Exception | None, list[ProcessGroup] | None]:
+    """Start this rank: how that failed, and the groups of `mesh`, if there is one already."""
+    if mesh is None:
+        return start(plan, device, timeout), None
+    end_in_order()
+    return None, _groups(plan, Mesh.from_device_mesh(mesh))
+
+
+def _opened(
     name: str | Path,
     plan: Plan,
+    weights: bool,
     dtype: torch.dtype | None,
     trust_remote_code: bool,
     hub: Hub,
     model_kwargs: dict[str, Any],
-) -> nn.Module:
-    """The model that the plan is for, without memory for its parameters."""
+) -> tuple[Checkpoint | None, nn.Module]:
+    """The checkpoint, and the model that the plan is for, without memory for its parameters."""
+    checkpoint = Checkpoint.open(name, hub) if weights else None
+    stored = None if checkpoint is None else checkpoint.dtype
     config = read_config(name, trust_remote_code, hub)
-    chosen = dtype or getattr(config, "dtype", None)
+    chosen = dtype or stored or getattr(config, "dtype", None)
     with building(config, trust_remote_code, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
     _check(model, plan)
-    return _with_generation_config(model, name, hub)
+    return checkpoint, _with_generation_config(model, name, hub)
 
 
 def _check(model: nn.Module, plan: Plan) -> None:

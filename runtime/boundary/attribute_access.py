@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.runtime.boundary.transforms import check_no_transform
-from shardwright.runtime.tensors.to_local import ToLocal
+from shardwright.runtime.tensors.split_tensor import ToLocal
 
 
 def seen_attribute(name: str) -> property:

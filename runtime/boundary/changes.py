@@ -36,7 +36,7 @@ from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundar
 from shardwright.runtime.boundary.module_class import LocalModule, put_class
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.code.model_objects import is_config, may_change
-from shardwright.runtime.code.names_in_code import NOT_MODELS, Asked
+from shardwright.runtime.code.names_in_code import NOT_MODELS, ReadNames
 from shardwright.runtime.communication import facts
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.tensors.parameters import mark_replaced
@@ -48,8 +48,8 @@ WRAPPERS = ("torch.distributed.", "torch._dynamo.")
 """Packages whose modules only wrap others and pass tensors on: checkpointing, compiling."""
 
 CHANGED = (
-    "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
-    "compiled, which looks at what changed"
+    "a split model was changed, and is compiled with fullgraph=True: call it once uncompiled, "
+    "which checks the changes"
 )
 
 
@@ -84,8 +84,8 @@ class ChangeDetection:
         every = dict(root.named_modules())
         self.modules = {p: m for p, m in every.items() if type(m).forward is not nn.Module.forward}
         self.classes = {path: type(m) for path, m in every.items()}
-        self.asked = Asked(root)
-        self.kept = KeptObjects(kept_objects(root, self._asks))
+        self.read_names = ReadNames(root)
+        self.kept = KeptObjects(kept_objects(root, self._is_read))
         own = dict.fromkeys(self.classes.values())
         found = dict.fromkeys(kind for one in own for kind in one.__mro__)
         self.kinds = [kind for kind in found if kind in own or not _is_of_framework(kind)]
@@ -102,7 +102,7 @@ class ChangeDetection:
         if isinstance(before, (Tensor, nn.Module)):
             self.changed = True
             return
-        asked = name in self.asked.names or name in self.asked.in_forwards
+        asked = name in self.read_names.names or name in self.read_names.in_forwards
         plain = is_plain(value) or value is MISSING or isinstance(module, IN_TURN)
         call = self.model.call
         if not (plain or asked) or self.switching or call.active or call.full:
@@ -160,8 +160,8 @@ class ChangeDetection:
             alike = new.device_mesh.mesh_dim_names == stored.device_mesh.mesh_dim_names
             if not alike or new.shape != stored.shape or new.placements != stored.placements:
                 raise UsageError(
-                    f"the parameter '{name}' is to be replaced by a DTensor that lies otherwise "
-                    "over the ranks: put in a whole one (.full_tensor())"
+                    f"the parameter '{name}' is to be replaced by a DTensor with other "
+                    "placements: put in the full tensor (.full_tensor())"
                 )
             return new
         if new.shape != stored.shape:
@@ -260,7 +260,7 @@ class ChangeDetection:
         self._compare_ranks(replaced)
         model.modules[:] = root.modules()
         self.changed = False
-        self.kept = KeptObjects(kept_objects(root, self._asks))
+        self.kept = KeptObjects(kept_objects(root, self._is_read))
         self.had_members[:] = map(snapshot, self.members)
 
     def _check_settings(self) -> None:
@@ -288,7 +288,7 @@ class ChangeDetection:
                 raise _refused(kept.path, before, now)
             return
         for name, was, is_now in _differences(before, now):
-            known = is_config(kept.kept) or self._asks(name)
+            known = is_config(kept.kept) or self._is_read(name)
             if known and not may_change(name) and self._matters(name, was, is_now):
                 raise _refused(f"{kept.path}.{name.removesuffix('_internal')}", was, is_now)
 
@@ -311,8 +311,8 @@ class ChangeDetection:
         for name, parameter in root.named_parameters():
             if not isinstance(parameter, DTensor) and id(parameter) not in full:
                 raise UsageError(
-                    f"the parameter '{name}' came into the model after it was split, and no rank "
-                    "knows how it lies over the ranks: add it (adapters, embeddings) before"
+                    f"the parameter '{name}' came into the model after it was split, and the "
+                    "plan has no placement for it: add it (adapters, embeddings) before"
                 )
 
     def _is_in_its_place(self, path: str) -> bool:
@@ -370,18 +370,18 @@ class ChangeDetection:
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
 
-    def _asks(self, name: str) -> bool:
+    def _is_read(self, name: str) -> bool:
         """Whether code that a forward may run reads an attribute of this name."""
-        return name in self.asked.in_forwards
+        return name in self.read_names.in_forwards
 
     def _matters(self, name: str, before: Any, now: Any) -> bool:
         """Whether code may behave differently with the new value. It must read a new attribute."""
-        if before is MISSING and (name not in self.asked.names or now is None):
+        if before is MISSING and (name not in self.read_names.names or now is None):
             return False
         if "drop" in name and is_plain(now) and now == 0:
             return False  # dropout of 0 does nothing, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))
-        return (plain or self._asks(name)) and _differ(before, now)
+        return (plain or self._is_read(name)) and _differ(before, now)
 
 
 def check_compiled(root: Any) -> None:
@@ -462,8 +462,8 @@ def _refused(name: str, before: Any, now: Any) -> UsageError:
     """The error for a change that is not supported."""
     was = "not there" if before is MISSING else repr(before)
     return UsageError(
-        f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may do "
-        "what nobody has proven then: set it before the model is planned and split"
+        f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
+        "a path that was not traced: set it before the model is planned and split"
     )
 
 

@@ -103,8 +103,8 @@ class ModuleInterface:
         def change(x: Tensor, slot: str) -> Tensor:
             if self.unknown and _is_among(self.unknown, side, slot):
                 raise UsageError(
-                    f"'{slot}' {side} '{self.path}' is made by each rank of its part of others, "
-                    "and nothing in the model takes it: compute it behind the model, of what "
+                    f"'{slot}' {side} '{self.path}' is computed by each rank from its shards of "
+                    "other tensors, and no op reads it: compute it after the model, from what "
                     "hooks on other modules see"
                 )
             reshard = self.reshard(at, side, full, slot, x)
@@ -149,8 +149,8 @@ class ModuleInterface:
     def not_known(self, side: str, slot: str) -> UsageError:
         """The error for a tensor that is in no call of the plan."""
         return UsageError(
-            f"tensor '{slot}' {side} '{self.path}': that is in no call which the plan was made "
-            "for, so nothing is known of it: call the whole model, or plan with example inputs "
+            f"tensor '{slot}' {side} '{self.path}': it is in no call that the plan was made "
+            "for, so its placement is unknown: call the whole model, or plan with example inputs "
             "that have it"
         )
 
@@ -239,9 +239,9 @@ class _NoGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         """Refuse the gradient."""
         raise UsageError(
-            f"the gradient of {ctx.name}: it had none in any call which the plan was made for, so "
-            "a rank may have but a term of it: detach it there, or give the whole model example "
-            "inputs that lead to it"
+            f"the gradient of {ctx.name}: it had none in any call that the plan was made for, so "
+            "a rank may have only a term of it: detach it there, or plan with example inputs that "
+            "lead to it"
         )
 
 

@@ -61,12 +61,12 @@ def snapshot(content: Any) -> Any:
     return {name: _copied(value) for name, value in content.items()}
 
 
-def kept_objects(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[KeptObject]:
+def kept_objects(model: nn.Module, is_read: Callable[[str], bool]) -> Iterator[KeptObject]:
     """The objects that modules of `model` keep, each once.
 
     Args:
         model: The model.
-        asks: Whether code reads an attribute of this name.
+        is_read: Whether code reads an attribute of this name.
     """
     found: set[int] = set()
     for path, module in model.named_modules():
@@ -74,24 +74,24 @@ def kept_objects(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[Kept
         full: dict[str, Any] = getattr(own.get("_shardwright"), "full_values", {})
         for name, value in [*own.items(), *full.items()]:
             if not may_change(name) and not name.startswith(OWN):
-                yield from _within(value, f"{path}.{name}".lstrip("."), asks, found)
+                yield from _within(value, f"{path}.{name}".lstrip("."), is_read, found)
 
 
 def _within(
-    value: Any, path: str, asks: Callable[[str], bool], found: set[int]
+    value: Any, path: str, is_read: Callable[[str], bool], found: set[int]
 ) -> Iterator[KeptObject]:
     """The object at `path`, and the objects in it."""
     if id(value) in found or isinstance(value, CODE):
         return
     found.add(id(value))
     if type(value) in CONTAINERS:
-        if asks(path.rpartition(".")[2]) and _is_plain_throughout(value):
+        if is_read(path.rpartition(".")[2]) and _is_plain_throughout(value):
             yield KeptObject(path, value, snapshot(value))
     elif is_config(value) or _is_of_plain_values(value):
         yield KeptObject(path, value, snapshot(vars(value)))
         for name, one in list(vars(value).items()):
             if not is_plain(one) and type(one) not in CONTAINERS and not may_change(name):
-                yield from _within(one, f"{path}.{name}", asks, found)
+                yield from _within(one, f"{path}.{name}", is_read, found)
 
 
 def _is_of_plain_values(value: Any, depth: int = 0) -> bool:

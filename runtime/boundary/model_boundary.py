@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.runtime.boundary.planned_call import PlannedCall
 from shardwright.runtime.calls.caches import Caches
-from shardwright.runtime.calls.proven import Proven
+from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.logits.split_logits import LossScope
@@ -42,7 +42,7 @@ class ModelBoundary:
         self.root, self.mesh, self.lengths = root, mesh, lengths
         self.call, self.caches, self.loss = PlannedCall(), Caches(), LossScope()
         self.modules: list[nn.Module] = []
-        self.proven: Proven | None = None
+        self.proven: ProvenCalls | None = None
         self.draws = ""
         self.positions: dict[str, int] = {}
         self.own_rows: Group | None = None

@@ -264,8 +264,8 @@ class ModuleBoundary:
         """
         if torch.compiler.is_compiling():
             raise UsageError(
-                f"'{self.path}' came into the model after it was split, and torch.compile cannot "
-                "make of it what it is: change the model before it is split, or do not compile it"
+                f"'{self.path}' replaced a module after the model was split, which torch.compile "
+                "does not support: change the model before it is split, or do not compile it"
             )
         interface = self.interface
         if interface is None:

@@ -21,13 +21,13 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
+from shardwright.runtime.boundary.torch_patches import PARAMETRIZE
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.subclasses import ITS_OWN, like
 from shardwright.runtime.tensors.buffers import stored_as
 from shardwright.runtime.tensors.split_tensor import SplitTensor
-from shardwright.runtime.torch_patches import PARAMETRIZE
 
 
 class BoundaryModule(HookedModule):
@@ -125,8 +125,8 @@ class BoundaryModule(HookedModule):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            f"a split {type(self).__name__} cannot be pickled, it is but a part of the model: "
-            "write it whole with shardwright.save(model, directory)"
+            f"a split {type(self).__name__} cannot be pickled, it is a part of a model: "
+            "write the full model with shardwright.save(model, directory)"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -28,20 +28,20 @@ from shardwright.runtime.boundary.hooks import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
+from shardwright.runtime.boundary.torch_patches import PARAMETRIZE
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
-from shardwright.runtime.calls.proven import Proven
+from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.names_in_code import names_in
 from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
-from shardwright.runtime.logits.split_logits import LossScope, Seal
+from shardwright.runtime.logits.split_logits import LossScope, LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import positions
-from shardwright.runtime.torch_patches import PARAMETRIZE
 
 
 class RootModule(LocalModule):
@@ -88,7 +88,7 @@ class RootModule(LocalModule):
         outer = call.active, loss.seal
         # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
         split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
-        loss.seal = seal = Seal() if split_loss else None
+        loss.seal = seal = LossSeal() if split_loss else None
         filled = [] if compiling else may_be_filled(given, caches.names)
         opened = caches.open(map(given.get, caches.names))
         call.active = True
@@ -200,7 +200,7 @@ class RootModule(LocalModule):
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
         """Refuse: DDP reads this attribute, and so does torch.jit, which reads all of them."""
         raise UsageError(
-            "DistributedDataParallel takes the parts of a split model for copies of the whole: "
+            "DistributedDataParallel takes the shards of a split model for copies of it: "
             "plan with a mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by "
             "themselves, or use torch's fully_shard over the other ranks. torch.jit cannot see "
             "what ranks send each other: use torch.compile or torch.export"
@@ -232,7 +232,7 @@ def wrap_root(
     shared.modules = list(model.modules())
     if calls is not None and any(state.changes_tensors for state in states):
         shared.caches = Caches({name for call in calls for name in call.state})
-        shared.proven = Proven.of(model, calls)
+        shared.proven = ProvenCalls.of(model, calls)
         drawn = {call.draws for call in calls} - {""}
         shared.draws = "always" if "always" in drawn else "".join(drawn)
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)

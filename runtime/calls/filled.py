@@ -21,7 +21,7 @@ SIMPLE = frozenset({Tensor, type(None), bool, int, float, str, tuple})
 """Types of most arguments: code cannot put tensors into these."""
 
 
-class Given(NamedTuple):
+class FillableArgument(NamedTuple):
     """An argument into which code may put tensors, and the tensors in it before the call, by id.
 
     Tensors are held by weak references: code may remove one, and its id may then be reused.
@@ -36,13 +36,13 @@ class Given(NamedTuple):
         return id(x) in self.before and self.before[id(x)]() is x
 
 
-def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Given]:
+def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[FillableArgument]:
     """The arguments into which code may put tensors, except caches whose names are `known`."""
     found = []
     for name, value in given.items():
         if type(value) not in SIMPLE and name not in known and _may_be_filled(value):
             before = {id(x): ref(x) for _, x in leaves(value) if isinstance(x, Tensor)}
-            found.append(Given(name, value, before))
+            found.append(FillableArgument(name, value, before))
     return found
 
 
@@ -50,7 +50,7 @@ def _may_be_filled(value: Any) -> bool:
     return isinstance(value, (list, dict, set, deque)) or is_own(value)
 
 
-def check_filled(found: list[Given], output: Any) -> None:
+def check_filled(found: list[FillableArgument], output: Any) -> None:
     """Check that code has put no floating-point tensors into arguments.
 
     Arguments that the call also returns are not checked.

@@ -24,7 +24,7 @@ from shardwright.planner.contract.plain_values import (
 from shardwright.planner.contract.plan_file import TracedCall
 
 
-class Of(Enum):
+class AnyValue(Enum):
     """Stands for any value with tensors, or for any number."""
 
     TENSOR, NUMBER = "a tensor", "any number"
@@ -67,13 +67,15 @@ class PlainArguments:
             if not _among(value, had):
                 now = repr(value) if is_said(value) else f"a {type(value).__name__}"
                 were = " or ".join(
-                    dict.fromkeys(one.value if isinstance(one, Of) else repr(one) for one in had)
+                    dict.fromkeys(
+                        one.value if isinstance(one, AnyValue) else repr(one) for one in had
+                    )
                 )
                 raise UsageError(
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
-                    "its code may do what nobody has proven: plan with example inputs (kwargs) "
-                    "that have it"
+                    "its code may take a path that was not traced: plan with example inputs "
+                    "(kwargs) that have it"
                 )
 
 
@@ -108,16 +110,16 @@ def check_flags(
             raise UsageError(
                 f"argument '{name}' of '{module}', which is called by itself, is {value!r}"
                 f"{'' if name in given else ' (left out)'}; such values in the calls that the plan "
-                f"was made for: {were}. With another its code may do what nobody has proven: plan "
-                "with example inputs with which the model gives it that"
+                f"was made for: {were}. With another its code may take a path that was not traced: "
+                "plan with example inputs with which the model gives it that"
             )
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code behaves with `value` as with one of the values that it had."""
     if not is_said(value):
-        return Of.TENSOR in had
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and Of.NUMBER in had:
+        return AnyValue.TENSOR in had
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and AnyValue.NUMBER in had:
         return True
     if not value and None in had:  # a switch that is off, as if left out
         return True
@@ -130,8 +132,8 @@ def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
     if name in call.values:
         return call.values[name]
     if name in call.numbers:
-        return Of.NUMBER
+        return AnyValue.NUMBER
     if name in call.inputs:
-        return Of.TENSOR
+        return AnyValue.TENSOR
     default = defaults.get(name)
-    return plain_value(default) if is_said(default) else Of.TENSOR
+    return plain_value(default) if is_said(default) else AnyValue.TENSOR

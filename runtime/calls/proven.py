@@ -1,4 +1,4 @@
-"""`Proven`: the calls that a plan is proven for. Other inputs and outputs are refused.
+"""`ProvenCalls`: the calls that a plan is proven for. Other inputs and outputs are refused.
 
 The plan has no placement for a tensor that was in no traced call. It may be local, or its gradient
 a partial sum, and no error would show it.
@@ -41,7 +41,7 @@ MOST = 256
 
 
 @dataclass(frozen=True)
-class Proven:
+class ProvenCalls:
     """Facts about all calls of one model for which its plan is proven.
 
     Attributes:
@@ -80,7 +80,7 @@ class Proven:
     checked: dict[Any, bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
+    def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> ProvenCalls:
         """Collect the facts from `calls` of `model`, before it is made a root."""
         forward = type(model).forward
         parameters = inspect.signature(forward).parameters
@@ -175,7 +175,7 @@ class Proven:
             return not new
         raise UsageError(
             f"argument '{new[0]}' of {self.model} was given in no call that the plan was made for, "
-            "so parts may be taken for what is whole: plan with example inputs (kwargs) that "
+            "so a shard may be taken for a full tensor: plan with example inputs (kwargs) that "
             "have it"
         )
 
@@ -211,8 +211,8 @@ class Proven:
                 give = "give it by name" if any(n.startswith("*") for n in given) else "give it"
                 raise UsageError(
                     f"argument '{name}' of {self.model} is left out, and was given in each call "
-                    "that the plan was made for: without it its code may do what nobody has "
-                    f"proven: {give}, or plan with example inputs (kwargs) without it"
+                    "that the plan was made for: without it its code may take a path that was "
+                    f"not traced: {give}, or plan with example inputs (kwargs) without it"
                 )
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -227,8 +227,8 @@ class Proven:
 
     def _of_mask(self, name: str) -> str:
         return (
-            f"argument '{name}' of {self.model} wants a gradient: as whole numbers it had none in "
-            "the calls that the plan was made for, so a rank would have but a term of it: detach it"
+            f"argument '{name}' of {self.model} requires a gradient, which it did not in the calls "
+            "that the plan was made for, so a rank would have only a term of it: detach it"
         )
 
     def _check_state(self, name: str, value: Any) -> None:

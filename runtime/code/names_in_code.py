@@ -17,7 +17,7 @@ NOT_MODELS = (
 """Packages whose code does not determine what a model computes, though models inherit from it."""
 
 
-class Asked:
+class ReadNames:
     """The names that the code of a model reads, in its modules' classes and in their files.
 
     Code that only builds modules (`__init__`, `_init_weights`) is left out.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shardwright.planner.contract.dims import Range, shard_range
+from shardwright.planner.contract.dims import Range
 from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group
 
@@ -172,49 +172,3 @@ def _factors(
     if weight is not None:
         of = weight[labels.masked_fill(~counts, 0).clamp(0, classes - 1)].to(dtype)
     return of * (1 - smoothing), ones * (smoothing / classes)
-
-
-class VocabParallelCrossEntropyLoss(nn.Module):
-    """`torch.nn.CrossEntropyLoss` for logits that are sharded by class.
-
-    Args:
-        classes: The number of all classes, which are sharded over `group` as evenly as possible.
-        group: The ranks over which the classes are sharded.
-        weight: [classes], full.
-        ignore_index: The label of tokens that do not count.
-        reduction: "mean", "sum" or "none".
-        label_smoothing: The share of the target spread over all classes.
-
-    Shapes: [tokens, classes of this rank], [tokens] -> scalar.
-    """
-
-    weight: Tensor | None
-
-    def __init__(
-        self,
-        classes: int,
-        group: Group,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.classes, self.group = classes, group
-        self.register_buffer("weight", weight)
-        self.ignore_index, self.reduction = ignore_index, reduction
-        self.label_smoothing = label_smoothing
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, which is the same on each rank."""
-        return vocab_parallel_cross_entropy(
-            logits,
-            labels,
-            [shard_range(self.classes, self.group.rank, self.group.size)],
-            self.group,
-            classes=self.classes,
-            weight=self.weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-        )

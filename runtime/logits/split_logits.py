@@ -29,7 +29,7 @@ class SealedLogitsError(ShardwrightError, TypeError):
     """Sharded logits were used as a tensor after the forward pass."""
 
 
-class Seal:
+class LossSeal:
     """Whether a forward pass has returned (`closed`); shared by all its split logits."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LossScope:
     """
 
     def __init__(self, traceable: bool = True) -> None:
-        self.seal: Seal | None = None
+        self.seal: LossSeal | None = None
         self.traceable = traceable
 
 
@@ -84,7 +84,7 @@ class SplitHead:
             LastDim(str(last), str(size), mesh),
         )
 
-    def using(self, seal: Seal) -> Callable[[Tensor], Any]:
+    def using(self, seal: LossSeal) -> Callable[[Tensor], Any]:
         """A function that makes `SplitLogits` of the head's local output."""
         return lambda local: SplitLogits(local, self, seal)
 
@@ -95,7 +95,7 @@ class SplitLogits(StandsForTensor):
     `local` are the local logits. `whole()` gathers the full ones; all ranks must call it.
     """
 
-    def __init__(self, local: Tensor, head: SplitHead, seal: Seal) -> None:
+    def __init__(self, local: Tensor, head: SplitHead, seal: LossSeal) -> None:
         self._local, self._head, self._seal = local, head, seal
         self._gathered: Tensor | None = None  # set once logits are written to
 

@@ -124,7 +124,7 @@ def _all_tensors(value: Any) -> bool:
 
 def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise UsageError(f"{name} of a split model takes parts for wholes: {instead}")
+        raise UsageError(f"{name} of a split model would take shards for full tensors: {instead}")
 
     return refuse
 

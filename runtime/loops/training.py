@@ -72,14 +72,14 @@ class SplitTrainer(Trainer):
     def _in_its_place(self, state: dict[str, Any]) -> Iterator[None]:
         """Inside, `self.optimizer` returns `state` as its state dict, and loads full state."""
         around: Any = self.optimizer
-        self.optimizer: Any = _Whole(self._own_optimizer(), state)
+        self.optimizer: Any = _FullStateOptimizer(self._own_optimizer(), state)
         try:
             yield
         finally:
             self.optimizer = around
 
 
-class _Whole:
+class _FullStateOptimizer:
     """Stands for an optimizer while Trainer saves or loads it: its state is full."""
 
     def __init__(self, optimizer: Any, state: dict[str, Any]) -> None:

@@ -62,12 +62,11 @@ class ColumnParallelLinear(LocalModule, nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        parameters = {"weight": f"{out_features}@tp, {in_features}"}
-        if bias:
-            parameters["bias"] = f"{out_features}@tp"
-        outputs = [("", f"{out_features}@tp", f"{out_features}")] if gather_output else []
-        inputs = [("input", f"{in_features}", f"{in_features} | grad-partial tp")]
-        _alone(self, group, parameters, {}, inputs, outputs)
+        rows, columns = f"{out_features}@tp", f"{in_features}"
+        placements = {"weight": f"{rows}, {columns}", "bias": rows}
+        inputs = {"input": (columns, f"{columns} | grad-partial tp")}
+        outputs = {"": (rows, f"{out_features}")} if gather_output else {}
+        _alone(self, group, placements, inputs, outputs)
 
 
 class RowParallelLinear(LocalModule, nn.Linear):
@@ -97,13 +96,11 @@ class RowParallelLinear(LocalModule, nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        parameters = {"weight": f"{out_features}, {in_features}@tp"}
-        if bias:
-            parameters["bias"] = f"{out_features}"
-        uses = {"bias": f"{out_features} | partial tp"} if bias else {}
-        inputs = [("input", f"{in_features}", f"{in_features}@tp")] if split_input else []
-        outputs = [("", f"{out_features} | partial tp", f"{out_features}")] if reduce_output else []
-        _alone(self, group, parameters, uses, inputs, outputs)
+        rows, columns = f"{out_features}", f"{in_features}@tp"
+        placements = {"weight": f"{rows}, {columns}", "bias": rows}
+        inputs = {"input": (f"{in_features}", columns)} if split_input else {}
+        outputs = {"": (f"{rows} | partial tp", rows)} if reduce_output else {}
+        _alone(self, group, placements, inputs, outputs, bias_use=f"{rows} | partial tp")
 
 
 class VocabParallelEmbedding(LocalModule, VocabLookup):
@@ -131,9 +128,9 @@ class VocabParallelEmbedding(LocalModule, VocabLookup):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
-        parameters = {"weight": f"{num_embeddings}@tp, {embedding_dim}"}
-        outputs = [("", f"{embedding_dim} | partial tp", f"{embedding_dim}")]
-        _alone(self, group, parameters, {}, [], outputs if reduce_output else [])
+        placements = {"weight": f"{num_embeddings}@tp, {embedding_dim}"}
+        outputs = {"": (f"{embedding_dim} | partial tp", f"{embedding_dim}")}
+        _alone(self, group, placements, {}, outputs if reduce_output else {})
 
 
 def apply_module(
@@ -317,18 +314,22 @@ def _place(
 def _alone(
     module: nn.Module,
     group: Group,
-    parameters: dict[str, str],
-    uses: dict[str, str],
-    inputs: list[tuple[str, str, str]],
-    outputs: list[tuple[str, str, str]],
+    placements: dict[str, str],
+    inputs: dict[str, tuple[str, str]],
+    outputs: dict[str, tuple[str, str]],
+    bias_use: str | None = None,
 ) -> None:
     """Set up a layer that was made directly; its input may have any number of dims."""
-    plans = {n: ParameterPlan(placement=p, use=uses.get(n)) for n, p in parameters.items()}
+    plans = {
+        name: ParameterPlan(placement=placement, use=bias_use if name == "bias" else None)
+        for name, placement in placements.items()
+        if getattr(module, name) is not None
+    }
     mesh = Mesh({"tp": group})
     apply_module(module, ModulePlan(layer=type(module).__name__, parameters=plans), mesh)
     state: Any = module._shardwright
-    for slot, source, target in inputs:
-        state.inputs.append(SlotChange(slot, slot, (), LastDim(source, target, mesh), 0))
-    for slot, source, target in outputs:
-        state.outputs.append(SlotChange(slot, slot, (), LastDim(source, target, mesh)))
+    for slot, ends in inputs.items():
+        state.inputs.append(SlotChange(slot, slot, (), LastDim(*ends, mesh), 0))
+    for slot, ends in outputs.items():
+        state.outputs.append(SlotChange(slot, slot, (), LastDim(*ends, mesh)))
     state.settle()

@@ -27,7 +27,7 @@ Reshards = Mapping[str, Callable[[Tensor], Tensor]]
 """Argument of attention -> its redistribution."""
 
 
-class _Attending(threading.local):
+class _InAttention(threading.local):
     """Whether a mode has redistributed the arguments. Modes of enclosing modules see them too."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class _Attending(threading.local):
         self.now = False
 
 
-_attending = _Attending()
+_in_attention = _InAttention()
 
 
 class AttentionRows(TorchFunctionMode):
@@ -56,14 +56,14 @@ class AttentionRows(TorchFunctionMode):
     ) -> Any:
         """Call attention on redistributed arguments; any other function as it is."""
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention or _attending.now:
+        if func is not F.scaled_dot_product_attention or _in_attention.now:
             return func(*args, **kwargs)
         given = self.of_rows(dict(zip(ARGUMENTS, args, strict=False)) | kwargs)
-        _attending.now = True
+        _in_attention.now = True
         try:
             return func(**given)
         finally:
-            _attending.now = False
+            _in_attention.now = False
 
     def of_rows(self, given: dict[str, Any]) -> dict[str, Any]:
         """Redistribute the arguments of attention, and make the causal mask of this rank's rows.

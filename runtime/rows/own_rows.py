@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.logits.split_logits import SplitLogits
-from shardwright.runtime.rows.split_rows import Share, SplitRows
+from shardwright.runtime.rows.split_rows import RowShare, SplitRows
 
 WHOLE, LOCAL = "whole", "local"
 """What each rank of `cp` passes: full sequences, or its own rows."""
@@ -38,7 +38,7 @@ SHOWN = ("logits", "last_hidden_state")
 @torch.compiler.disable
 def joined_rows(
     positions: Mapping[str, int], args: tuple[Any, ...], kwargs: dict[str, Any], group: Group
-) -> tuple[tuple[Any, ...], dict[str, Any], Share]:
+) -> tuple[tuple[Any, ...], dict[str, Any], RowShare]:
     """Gather the arguments of a call of the root from the rows of all ranks.
 
     Args:
@@ -77,7 +77,7 @@ def own_rows_wanted(cp: str, plan: Plan) -> bool:
     return cp == LOCAL
 
 
-def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], Share]:
+def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], RowShare]:
     """Gather arguments by name; also returns which rows each rank has."""
     own = {name: given[name] for name in ROWS if _has_rows(given.get(name))}
     lengths = {x.shape[1] for x in own.values()}
@@ -100,7 +100,7 @@ def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], Sha
             f"rows; to give others, apply the plan with cp='{WHOLE}'"
         )
     _check(facts)
-    share = Share(group, tuple(length for length, *_ in facts))
+    share = RowShare(group, tuple(length for length, *_ in facts))
     whole = {name: _whole(x, share) for name, x in own.items()}
     if "position_ids" in whole:
         _check_positions(whole["position_ids"])
@@ -111,7 +111,7 @@ def _has_rows(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dim() == 2 and not x.requires_grad
 
 
-def _whole(x: Tensor, share: Share) -> Tensor:
+def _whole(x: Tensor, share: RowShare) -> Tensor:
     # gloo cannot gather bool tensors.
     return share.joined(x.byte()).bool() if x.dtype == torch.bool else share.joined(x)
 
@@ -156,7 +156,7 @@ def _check_positions(whole: Tensor) -> None:
 
 
 @torch.compiler.disable
-def shown_rows(output: Any, share: Share) -> Any:
+def shown_rows(output: Any, share: RowShare) -> Any:
     """Return `output` with this rank's rows in place of full sequences.
 
     Raises:
@@ -170,6 +170,6 @@ def shown_rows(output: Any, share: Share) -> Any:
     return type(output)(**{**output, **own})
 
 
-def _rows(output: Any, share: Share) -> Any:
+def _rows(output: Any, share: RowShare) -> Any:
     inner = output.local if isinstance(output, SplitLogits) else output
     return SplitRows(output, share) if inner.dim() > 2 and inner.shape[1] == share.whole else output

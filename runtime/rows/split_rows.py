@@ -15,7 +15,7 @@ from shardwright.runtime.logits.split_logits import SealedLogitsError, SplitLogi
 from shardwright.runtime.slots import StandsForTensor
 
 
-class Share(NamedTuple):
+class RowShare(NamedTuple):
     """Which rows of a sequence this rank has. `lengths` are the numbers of rows of all ranks."""
 
     group: Group
@@ -44,11 +44,11 @@ class Share(NamedTuple):
         return torch.cat([part[:, :length] for part, length in pairs], 1)
 
 
-class _Own(torch.autograd.Function):
+class _TakeRows(torch.autograd.Function):
     """From a replicated tensor to a rank's rows; the backward pass gathers the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, share: Share) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, share: RowShare) -> Tensor:  # type: ignore[override]
         ctx.share = share
         return x[:, share.start : share.stop].clone()
 
@@ -66,14 +66,14 @@ class SplitRows(StandsForTensor):
     `local` is a term of the sum over all ranks, and all ranks must run its backward pass.
     """
 
-    def __init__(self, output: Tensor | SplitLogits, share: Share) -> None:
+    def __init__(self, output: Tensor | SplitLogits, share: RowShare) -> None:
         self._output, self._share = output, share
 
     @property
     def local(self) -> Tensor:
         """This rank's rows."""
         part = self._output.local if isinstance(self._output, SplitLogits) else self._output
-        return _Own.apply(part, self._share)
+        return _TakeRows.apply(part, self._share)
 
     @property
     def rows(self) -> tuple[int, int]:

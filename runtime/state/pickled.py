@@ -38,7 +38,7 @@ _names: WeakKeyDictionary[Mesh, str] = WeakKeyDictionary()
 """The meshes of models that this process has written, with unique names."""
 
 
-class Place(NamedTuple):
+class WrittenBy(NamedTuple):
     """Where a model was written: the name of its mesh, the global rank, and its coordinates."""
 
     mesh: str
@@ -70,7 +70,7 @@ class Recipe:
         _check(model)
         mesh: Mesh = model._shardwright_mesh
         name = _names.setdefault(mesh, uuid4().hex)
-        place = Place(name, dist.get_rank(), mesh.coords)
+        place = WrittenBy(name, dist.get_rank(), mesh.coords)
         unsplit = _unsplit(model, self)
         return _read, (self.split, unsplit, self.plan.to_json(), _parts(model), place)
 
@@ -137,7 +137,7 @@ def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
 
 
 def _read(
-    split: Any, model: nn.Module, plan_json: str, parts: dict[str, Tensor], place: Place
+    split: Any, model: nn.Module, plan_json: str, parts: dict[str, Tensor], place: WrittenBy
 ) -> nn.Module:
     """Rebuild a split model from a pickle.
 

@@ -46,6 +46,6 @@ def _part(whole: Tensor, like: DTensor, name: str) -> DTensor:
     if whole.shape != like.shape:
         raise UsageError(
             f"the optimizer keeps a '{name}' of shape {list(whole.shape)} for a parameter of shape "
-            f"{list(like.shape)}: of such, nobody knows how it lies over the ranks"
+            f"{list(like.shape)}: a plan has no placement for that"
         )
     return cut(whole, like, whole.dtype)

@@ -151,7 +151,7 @@ def test_what_comes_in_is_the_same_on_all_ranks_or_refused() -> None:
         stored = model.lm_head.weight
         assert isinstance(stored, DTensor)
         assert stored.placements != (Replicate(),)
-        with pytest.raises(UsageError, match="lies otherwise"):
+        with pytest.raises(UsageError, match="with other placements"):
             model.lm_head.weight = nn.Parameter(
                 stored.detach().redistribute(placements=[Replicate()])
             )

@@ -159,7 +159,7 @@ def test_it_is_read_where_there_is_no_such_mesh() -> None:
     [
         (lambda m: m.lm_head.register_forward_hook(print), "'lm_head' has hooks"),
         (lambda m: m.set_submodule("lm_head", nn.Linear(36, 50).double()), "changed after it"),
-        (lambda m: m.lm_head, "but a part of the model"),
+        (lambda m: m.lm_head, "a part of a model"),
     ],
 )
 def test_what_it_cannot_bring_back_is_refused(change: Any, why: str) -> None:

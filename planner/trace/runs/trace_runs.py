@@ -33,8 +33,8 @@ from shardwright.planner.trace.state.persistent_state import Keeps, KeptNumbers,
 from shardwright.planner.trace.to_graph import graph_facts
 from shardwright.planner.trace.to_graph.translate import translate
 from shardwright.planner.trace.trace_lock import alone
+from shardwright.runtime.boundary.torch_patches import in_place
 from shardwright.runtime.modules.attention import by_heads
-from shardwright.runtime.torch_patches import in_place
 
 ON_META = "give inputs with which its forward runs on meta tensors"
 IN_A_MODULE = (

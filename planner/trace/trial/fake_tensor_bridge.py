@@ -28,8 +28,8 @@ from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
+from shardwright.runtime.boundary.torch_patches import in_place
 from shardwright.runtime.modules.attention import by_heads, split_by_heads
-from shardwright.runtime.torch_patches import in_place
 
 
 def calls_of(
