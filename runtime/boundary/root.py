@@ -73,11 +73,12 @@ class RootModule(LocalModule):
         if model.own_rows is not None:
             join: Any = joined_rows
             args, kwargs, share = join(model.positions, args, kwargs, model.own_rows)
-        given = dict(zip(model.positions, args, strict=False), **kwargs)
+        names = (*model.positions, *map("*{}".format, range(len(args))))
+        given = dict(zip(names, args, strict=False), **kwargs)
         self._shardwright_check_wanted(given)
         proven, as_tuple, known = model.proven, False, False
         if proven is not None:
-            known = proven.check_given(args, kwargs)
+            known = proven.check_given(given)
             proven.check_modes(model.modules)
             if proven.named:
                 args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)

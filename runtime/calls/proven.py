@@ -19,7 +19,7 @@ from shardwright.planner.contract.names import MASKS, slot_pattern
 from shardwright.planner.contract.plain_values import CONTAINERS, FREE, is_code
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.plain_arguments import PlainArguments
-from shardwright.runtime.slots import is_own, leaves, positions, returned
+from shardwright.runtime.slots import is_own, leaves, returned
 
 STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
 """Arguments with the tokens of a step: the first of these that is given."""
@@ -48,7 +48,6 @@ class ProvenCalls:
         model: The class name of the model.
         given: The arguments that some call had.
         slots: The slots of the output tensors of some call.
-        positions: The index of each argument that may be given by position.
         arguments: The names of all arguments of the model's forward.
         always: Optional arguments with tensors that every call had.
         plain: The values of arguments that are not tensors.
@@ -66,7 +65,6 @@ class ProvenCalls:
     model: str
     given: frozenset[str]
     slots: frozenset[str]
-    positions: dict[str, int]
     arguments: frozenset[str]
     always: tuple[str, ...]
     plain: PlainArguments
@@ -95,7 +93,6 @@ class ProvenCalls:
             type(model).__name__,
             frozenset(n for call in own for n in call.inputs),
             slots,
-            positions(forward)[0],
             frozenset(parameters),
             _always(own, {n for n, p in parameters.items() if p.default is p.empty}),
             PlainArguments(own, defaults),
@@ -129,8 +126,8 @@ class ProvenCalls:
             "if that cannot be"
         )
 
-    def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Check the arguments of a call; returns whether all of them were in some proven call.
+    def check_given(self, given: Mapping[str, Any]) -> bool:
+        """Check the arguments of a call; returns whether some proven call had each of them.
 
         Raises:
             UsageError: an argument was in no call (unless submodules are proven by themselves, and
@@ -138,9 +135,10 @@ class ProvenCalls:
                 tokens after it, which no call had; a flag or number had no such value in any call;
                 or an argument is missing that every call had.
         """
-        given = self._named(args, kwargs)
         if self.state and not self.several:
             self._check_tokens(given)
+        if torch.compiler.is_compiling():  # its guards would see `checked` change
+            return self._check(given)
         kind = self._kind(given)
         if kind in self.checked:
             return self.checked[kind]
@@ -214,11 +212,6 @@ class ProvenCalls:
                     "that the plan was made for: without it its code may take a path that was "
                     f"not traced: {give}, or plan with example inputs (kwargs) without it"
                 )
-
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments of a call, by name."""
-        names = (*self.positions, *map("*{}".format, range(len(args))))
-        return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def _asks(self, name: str, value: Any) -> bool:
         """Whether code may behave differently with a non-tensor value than with its default."""

@@ -19,6 +19,7 @@ from transformers import (
 
 import shardwright
 from benchmarks.speed_counts import Counts, counted
+from shardwright.errors import UsageError
 from shardwright.runtime.communication import collectives
 from shardwright.runtime.communication.mesh import Group, Mesh
 from tests import planning
@@ -161,3 +162,24 @@ def test_few_frames_of_ours_run_for_a_generated_token(two_layers: Any) -> None:
 
     for counts in run_ranks(2, work):
         assert all(n <= most for n, most in zip(counts, caches.values(), strict=True)), counts
+
+
+def test_a_call_that_was_proven_proves_no_other(two_layers: Any) -> None:
+    """Calls are remembered by the kinds and plain values of their arguments."""
+    base, plan = two_layers
+    mask = torch.ones_like(IDS)
+
+    @torch.no_grad()
+    def work(mesh: Mesh) -> None:
+        model: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        for _ in range(2):
+            model(IDS, attention_mask=mask, unknown=False)
+            for unknown in (True, 1, "yes"):
+                with pytest.raises(
+                    UsageError, match="'unknown' of LlamaForCausalLM was given in no"
+                ):
+                    model(IDS, attention_mask=mask, unknown=unknown)
+            with pytest.raises(UsageError, match="'attention_mask' .* requires a gradient"):
+                model(IDS, attention_mask=mask.float().requires_grad_(), unknown=False)
+
+    run_ranks(2, work)

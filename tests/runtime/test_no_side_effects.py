@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from torch.optim import optimizer as of_optimizers  # pyright: ignore[reportAttributeAccessIssue]
 
 import shardwright
+from shardwright.runtime.boundary.torch_patches import PARAMETRIZE
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -72,3 +73,15 @@ def test_modules_beside_keep_their_class_and_attributes(before_and_behind: Any) 
     layer.weight = nn.Parameter(torch.ones(2, 2))
     assert type(layer.weight) is nn.Parameter
     assert layer.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
+
+
+def test_a_patch_lasts_until_the_last_leaves_it() -> None:
+    own = parametrize.register_parametrization
+    with PARAMETRIZE.active():
+        with PARAMETRIZE.active():
+            assert parametrize.register_parametrization is not own
+        assert parametrize.register_parametrization is not own
+        with pytest.raises(ZeroDivisionError), PARAMETRIZE.active():
+            raise ZeroDivisionError
+        assert parametrize.register_parametrization is not own
+    assert parametrize.register_parametrization is own
