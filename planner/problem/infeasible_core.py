@@ -58,7 +58,8 @@ def refuse(network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]
     Raises:
         Contradiction: there is no solution. The message names the pins and the ops against them.
     """
-    found = core(network.problem)
+    pinned = [f for f in network.problem.factors if f.name.startswith("pin ")]
+    found = core(network.problem, seeds=pinned)
     if found is None:
         return
     error = Contradiction("", in_words([f.name for f in found], graph, wanted))

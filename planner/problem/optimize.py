@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ from shardwright.planner.problem.objective import (
     weighed_time,
 )
 from shardwright.planner.solvers import backtracking
-from shardwright.planner.solvers.elimination import Elimination, assignment, hull, tables_of
+from shardwright.planner.solvers.elimination import Elimination, Front, assignment, hull, tables_of
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
 
@@ -108,52 +108,51 @@ class PricedPlans:
     solver: Solver
     deadline: float
     """In the time of `time.monotonic`."""
-    proven: bool = field(init=False)
-    """Whether the plan returned last is proven to be the best at its price."""
 
     def __post_init__(self) -> None:
         self._two = self.digits.bytes_and_rest(self.problem)
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
         work = Elimination(sizes, tables_of(self._two), hull)
         work.run(self.deadline)
-        self.proven = not work.left
-        self._points = work.front() if self.proven else []
+        self._points = [] if work.left else work.front()
         self._found: dict[int, Result] = {}
 
     def smallest(self) -> tuple[int, ...]:
         """Return the best of the plans with the fewest bytes."""
-        return self._best(1 + self._two.most(1))
+        return self._best(1 + self._two.most(1))[1]
 
     def at(self, price: int) -> tuple[int, ...]:
         """Return the best plan if a byte costs 2**price."""
-        return self._best(self.digits.byte_weight(price))
+        return self._best(self.digits.byte_weight(price))[1]
+
+    def proven_at(self, price: int) -> bool:
+        """Whether the plan at a price is proven to be the best."""
+        return self._best(self.digits.byte_weight(price))[0].status == "optimal"
 
     def within(self, memory: int, price: int) -> tuple[int, ...]:
         """Return the best known plan at a price that holds at most `memory` bytes."""
         points = [p for p in self._points if p[0] <= memory]
-        weight = self.digits.byte_weight(price)
-        if not points:
-            return self.smallest()
-        return self._plan(min(points, key=lambda p: weight * p[0] + p[1])[2])
+        return self._cheapest(points, self.digits.byte_weight(price)) or self.smallest()
 
-    def _plan(self, choices: object) -> tuple[int, ...]:
-        return assignment(choices, len(self.problem.domains))
+    def _cheapest(self, points: Front, weight: int) -> tuple[int, ...] | None:
+        """Return the plan of the cheapest point if a byte costs `weight`; None without points."""
+        best = min(points, key=lambda p: weight * p[0] + p[1], default=None)
+        return None if best is None else assignment(best[2], len(self.problem.domains))
 
-    def _best(self, weight: int) -> tuple[int, ...]:
+    def _best(self, weight: int) -> tuple[Result, tuple[int, ...]]:
         """Return the best plan if a byte costs `weight` units of the other component.
 
         Raises:
             SolverError: the solver found no plan in time.
         """
-        if self._points:
-            return self._plan(min(self._points, key=lambda p: weight * p[0] + p[1])[2])
         if weight not in self._found:
-            self._found[weight] = self._asked(weight)
+            best = self._cheapest(self._points, weight)
+            found = Result("optimal", best, 0) if best is not None else self._asked(weight)
+            self._found[weight] = found
         result = self._found[weight]
-        self.proven = result.status == "optimal"
         if result.assignment is None:
             raise SolverError("no plan found within the time limit: raise --time-limit")
-        return result.assignment
+        return result, result.assignment
 
     def _asked(self, weight: int) -> Result:
         """Solve for one weight, backtracking first: one cost per row is smaller than a front."""
@@ -224,7 +223,7 @@ def optimize(
         found = backtracking.solve(asked(), 0, caps, hint, share * (end - time.monotonic()))
     else:
         best = plans.at(price)
-        found = Result("optimal" if plans.proven else "feasible", best, 0)
+        found = Result("optimal" if plans.proven_at(price) else "feasible", best, 0)
 
     result, better = found, False
     if found.status != "optimal" and not (alone and caps):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.errors import InfeasibleError, UsageError
+from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.names import pattern
@@ -33,8 +33,8 @@ from shardwright.planner.strategies.states import States
 from shardwright.planner.wording import objective_in_words, parameter_in_words
 from shardwright.runtime.model.identity import check_identity
 
-BY = "backtracking"
-"""The solver for alternatives, which need no proof by another solver."""
+SECONDS = 30.0
+"""Time limit for each alternative."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Link:
 class Alternative:
     """Another placement: its extra cost compared with the plan, or why it is impossible.
 
-    `bytes` are those of the fullest rank, `collectives` those of all passes together.
+    `bytes` are those of the fullest rank, `collectives` those of all passes together. `solved` is
+    false if the best plan with this placement was not found in time.
     """
 
     placement: str
@@ -59,6 +60,12 @@ class Alternative:
     time_ns: int = 0
     collectives: int = 0
     impossible: list[str] = field(default_factory=list)
+    solved: bool = True
+
+    @property
+    def priced(self) -> bool:
+        """Whether its cost is known."""
+        return self.solved and not self.impossible
 
 
 @dataclass(frozen=True)
@@ -257,15 +264,18 @@ def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | Non
     ]
     placement = Pin("", dim).placement
     pinned = replace(learnt, pins=(*kept, *(Pin(n, dim) for n in names)))
-    asked = replace(asked_for(plan), solver=BY)
+    asked = replace(asked_for(plan), solver="backtracking", seconds=SECONDS)
     try:
-        there = climb(start(task, asked, pinned, made.formulation), SOLVING)
-        found = predicted(task, there.solution)
+        there = climb(start(task, asked, pinned, made.formulation), SOLVING).solution
     except Contradiction as error:
         return Alternative(placement, impossible=error.reasons)
     except InfeasibleError as error:
         return Alternative(placement, impossible=[str(error).rpartition("cannot be split: ")[2]])
-    was = plan.predicted
+    except SolverError:
+        return Alternative(placement, solved=False)
+    if not there.optimum.optimal:
+        return Alternative(placement, solved=False)
+    found, was = predicted(task, there), plan.predicted
     return Alternative(
         placement,
         max(found.parameter_bytes) - max(was.parameter_bytes),

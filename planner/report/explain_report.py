@@ -40,10 +40,10 @@ def _one(one: Explanation) -> RenderableType:
             lines += [Text(other), Padding(chain_in_words(one.ties[other]), (0, 0, 0, 2))]
         grid.add_row("  same axis", Group(*lines))
     rows: list[RenderableType] = [title, grid]
-    priced = [a for a in one.alternatives if not a.impossible]
+    priced = [a for a in one.alternatives if a.priced]
     if priced:
         rows.append(Padding(_prices(priced), (0, 0, 0, 2)))
-    rows += [_obstacles(a) for a in one.alternatives if a.impossible]
+    rows += [_obstacles(a) for a in one.alternatives if not a.priced]
     return Group(*rows)
 
 
@@ -81,7 +81,7 @@ def _block(modules: Sequence[str]) -> str:
 def _convention(one: Explanation) -> str:
     """Name the convention that settled the placement, and what it costs."""
     text = "by convention token tables and heads are sharded by rows"
-    found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
+    found = [a for a in one.alternatives if a.priced and a.bytes <= 0 and a.time_ns < 0]
     if not found:
         return text
     best = min(found, key=lambda a: a.time_ns)
@@ -112,6 +112,7 @@ def signed(difference: int, words: Callable[[int], str]) -> str:
 
 
 def _obstacles(a: Alternative) -> RenderableType:
-    text = Text.assemble((a.placement, "yellow"), " is impossible, because of")
+    why = " is impossible, because of" if a.impossible else ": not solved in time"
+    text = Text.assemble((a.placement, "yellow"), why)
     lines = [Text(f"- {reason}") for reason in a.impossible]
     return Padding(Group(text, *lines), (0, 0, 0, 2))

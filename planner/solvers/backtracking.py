@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.errors import SolverError
 from shardwright.planner.solvers.elimination import (
-    POINTS,
-    SINGLE_POINTS,
     Elimination,
     Table,
     assignment,
+    join,
     pareto,
     tables_of,
-    without,
 )
 from shardwright.planner.solvers.problem import Problem, Result
 
@@ -46,8 +44,7 @@ def solve(
     if hint is not None and (costs := two.price(hint)) is not None and costs[1] <= cap:
         best = costs[0], tuple(hint)
     sizes = {v: len(domain) for v, domain in enumerate(problem.domains)}
-    points = POINTS if caps else SINGLE_POINTS
-    stack = [Elimination(sizes, tables_of(two), pareto, points)]
+    stack = [Elimination(sizes, tables_of(two), pareto)]
     while stack and time.monotonic() < end:
         node = stack.pop()
         below = math.inf if best is None else best[0] - 1
@@ -99,13 +96,10 @@ def _branches(node: Elimination) -> list[Elimination]:
     sizes = {w: node.sizes[w] for w in node.left if w != v}
     out = []
     for value in range(node.sizes[v]):
-        tables = []
-        for table in node.tables.values():
-            if v in table.scope:
-                at = table.scope.index(v)
-                rows = {key: front for key, front in table.rows.items() if key[at] == value}
-                table = without(v, Table(table.scope, rows), pareto)
-            tables.append(table)
-        tables.append(Table((), {(): [(0, 0, (v, value, None))]}))
-        out.append(Elimination(sizes, tables, pareto, node.points))
+        chosen = Table((v,), {(value,): [(0, 0, None)]})
+        joined = (
+            join(table, chosen, pareto, drop=v) if v in table.scope else table
+            for table in node.tables.values()
+        )
+        out.append(Elimination(sizes, [*filter(None, joined)], pareto))
     return sorted(out, key=_least, reverse=True)

@@ -2,34 +2,54 @@
 
 Each factor holds only while its switch is on. With all switches assumed on, CP-SAT returns some
 that cannot be on together. Then factors are left out one by one, while the rest still contradict
-each other. Only the first model has all factors. Costs play no part.
+each other. The first models have the factors around `seeds` only, and more each time, because a
+contradiction is mostly near them. Costs play no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from shardwright.planner.solvers.problem import Factor, Problem
 
 
-def core(problem: Problem, seconds: float = 30.0) -> list[Factor] | None:
+def core(
+    problem: Problem, seconds: float = 30.0, seeds: Sequence[Factor] = ()
+) -> list[Factor] | None:
     """Return factors of `problem` that no assignment satisfies together, none of them superfluous.
 
     Args:
         problem: The problem, not presolved: only its original factors mean something to a user.
         seconds: Time limit of each call of CP-SAT. If it runs out, a factor counts as needed.
+        seeds: Factors of `problem` that probably take part in the contradiction.
 
     Returns:
         The factors in their order; None if there is an assignment, or no answer in time.
     """
-    left = _contradiction(problem, problem.factors, seconds)
+    around = (_contradiction(problem, some, seconds) for some in _neighbourhoods(problem, seeds))
+    left = next(filter(None, around), None)
     for factor in list(left or ()):
         rest = [f for f in left or () if f is not factor]
         if left is not None and len(rest) < len(left):
             smaller = _contradiction(problem, rest, seconds)
             left = left if smaller is None else smaller
     return left
+
+
+def _neighbourhoods(problem: Problem, seeds: Sequence[Factor]) -> Iterator[list[Factor]]:
+    """Yield the factors within 4, 8, 16, ... steps of the seeds, and last all factors."""
+    near, steps = {v for factor in seeds for v in factor.scope}, 0
+    inside: list[Factor] = []
+    while near:
+        found = [f for f in problem.factors if not near.isdisjoint(f.scope)]
+        if len(found) == len(inside):
+            break
+        inside, steps = found, steps + 1
+        near = near.union(*(f.scope for f in found))
+        if steps >= 4 and steps.bit_count() == 1 and len(inside) < len(problem.factors):
+            yield inside
+    yield problem.factors
 
 
 def _contradiction(

@@ -23,11 +23,8 @@ from typing import Any, NamedTuple
 
 from shardwright.planner.solvers.problem import Problem, pick
 
-POINTS = 20_000
+POINTS = 100_000
 """Tables are not joined if the result has more points than this and than they have together."""
-
-SINGLE_POINTS = 100_000
-"""The same where only one component counts, so that each row has one point and joins are fast."""
 
 Choices = Any
 """The chosen values: None, (variable, value, earlier choices), or a pair of choices."""
@@ -97,14 +94,19 @@ def tables_of(problem: Problem) -> list[Table]:
     return out
 
 
-def join(a: Table, b: Table, prune: Prune, limit: float) -> Table | None:
-    """Join two tables; return None if the result has more points than `limit`."""
-    scope = tuple(sorted({*a.scope, *b.scope}))
+def join(
+    a: Table, b: Table, prune: Prune, limit: float = math.inf, drop: int | None = None
+) -> Table | None:
+    """Join two tables, and eliminate the variable `drop`, if one is given.
+
+    Returns None if the joined table has more points than `limit`.
+    """
+    scope = tuple(sorted({*a.scope, *b.scope} - {drop}))
     common = [v for v in a.scope if v in b.scope]
     extra = [v for v in b.scope if v not in a.scope]
     key_a, key_b = (pick([t.scope.index(v) for v in common]) for t in (a, b))
     rest, both = pick([b.scope.index(v) for v in extra]), (*a.scope, *extra)
-    merge = pick([both.index(v) for v in scope])
+    merge, at = pick([both.index(v) for v in scope]), None if drop is None else both.index(drop)
     matches: dict[Key, list[tuple[Key, Front]]] = {}
     for values, front in b.rows.items():
         matches.setdefault(key_b(values), []).append((rest(values), front))
@@ -112,13 +114,30 @@ def join(a: Table, b: Table, prune: Prune, limit: float) -> Table | None:
     count = 0
     for values, front in a.rows.items():
         for more, other in matches.get(key_a(values), ()):
-            found = [(x + x1, y + y1, (c, c1)) for x, y, c in front for x1, y1, c1 in other]
+            row = values + more
+            if at is None:
+                found = [(x + x1, y + y1, (c, c1)) for x, y, c in front for x1, y1, c1 in other]
+            else:
+                value = row[at]
+                found = [
+                    (x + x1, y + y1, (drop, value, (c, c1)))
+                    for x, y, c in front
+                    for x1, y1, c1 in other
+                ]
             if len(front) > 1 < len(other):
                 found = prune(sorted(found, key=COSTS))
-            rows[merge(values + more)] = found
             count += len(found)
+            key = merge(row)
+            if key in rows:
+                rows[key] += found
+            else:
+                rows[key] = found
         if count > limit:
             return None
+    if drop is not None:
+        for key, front in rows.items():
+            if len(front) > 1:
+                rows[key] = prune(sorted(front, key=COSTS))
     return Table(scope, rows)
 
 
@@ -129,17 +148,10 @@ class Elimination:
         sizes: Domain size of each variable.
         tables: Tables over these variables.
         prune: Selects the points of a front to keep.
-        points: The most points of a joined table.
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[int, int],
-        tables: Sequence[Table],
-        prune: Prune,
-        points: int = POINTS,
-    ) -> None:
-        self.sizes, self.prune, self.points = sizes, prune, points
+    def __init__(self, sizes: Mapping[int, int], tables: Sequence[Table], prune: Prune) -> None:
+        self.sizes, self.prune = sizes, prune
         self.left = dict.fromkeys(sizes)
         self.tables = dict(enumerate(tables))
         self._of: dict[int, set[int]] = {v: set() for v in sizes}
@@ -154,7 +166,7 @@ class Elimination:
 
         Variables whose joined table has no more points than the tables it is made of come first.
         """
-        for limit in (0, self.points):
+        for limit in (0, POINTS):
             for v in self.left:
                 self._push(v)
             while self._queue and time.monotonic() < deadline:
@@ -173,20 +185,21 @@ class Elimination:
     def _eliminate(self, v: int, limit: int) -> None:
         """Eliminate v if its table is within the limit; else wait until a neighbour changes."""
         numbers = sorted(self._of[v], key=lambda i: (len(self.tables[i].rows), i))
+        tables = [self.tables[i] for i in numbers]
+        limit = max(limit, sum(table.points for table in tables))
         free = Table((v,), {(x,): [(0, 0, None)] for x in range(self.sizes[v])})
-        table, *others = [self.tables[i] for i in numbers] or [free]
-        limit = max(limit, table.points + sum(other.points for other in others))
+        found, *others = tables + [free] * (2 - len(tables))
         for other in others:
-            joined = join(table, other, self.prune, limit)
+            joined = join(found, other, self.prune, limit, v if other is others[-1] else None)
             if joined is None:
                 return
-            table = joined
+            found = joined
         for i in numbers:
             for w in self.tables.pop(i).scope:
                 self._of[w].discard(i)
         del self.left[v]
         number = max(self.tables, default=-1) + 1
-        found = self.tables[number] = without(v, table, self.prune)
+        self.tables[number] = found
         for w in found.scope:
             self._of[w].add(number)
             self._push(w)
@@ -195,26 +208,8 @@ class Elimination:
         """Return the front of the problem once no variable is left; empty if infeasible."""
         total = Table((), {(): [(0, 0, None)]})
         for table in self.tables.values():
-            total = join(total, table, self.prune, math.inf) or total
+            total = join(total, table, self.prune) or total
         return total.rows.get((), [])
-
-
-def without(v: int, table: Table, prune: Prune) -> Table:
-    """Return the table without v: for each row of the others, the best values of v."""
-    at = table.scope.index(v)
-    before, after = slice(at), slice(at + 1, None)
-    rows: dict[Key, Front] = {}
-    for values, front in table.rows.items():
-        chosen = [(x, y, (v, values[at], choices)) for x, y, choices in front]
-        key = values[before] + values[after]
-        if key in rows:
-            rows[key] += chosen
-        else:
-            rows[key] = chosen
-    for key, front in rows.items():
-        if len(front) > 1:
-            rows[key] = prune(sorted(front))
-    return Table(table.scope[before] + table.scope[after], rows)
 
 
 def assignment(choices: Choices, count: int) -> tuple[int, ...]:
