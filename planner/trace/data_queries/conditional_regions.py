@@ -9,7 +9,6 @@ some of them may run alone.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from shardwright.planner.graph.axes import leaves_of, refine
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_code import ConditionalCode, skipped_code
 from shardwright.planner.trace.data_queries.errors import NeedsData
+from shardwright.planner.trace.data_queries.model_code import frames
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.rules.call import name_of
@@ -100,7 +100,7 @@ class Regions:
 
     def settle(self) -> None:
         """Close the regions whose code no longer runs."""
-        running = _frames() if self._open else ()
+        running = [*frames()] if self._open else ()
         for one in list(self._open):
             line, test = one.frame.f_lineno if one.frame in running else 0, one.code.test
             within = one.code.first <= line <= one.code.last
@@ -150,15 +150,6 @@ def _rebound(before: Mapping[str, Tensor], frame: Any) -> list[tuple[Tensor, Ten
     if any(not isinstance(value, Tensor) for value in after.values()):
         raise NeedsData("what code may skip assigns something else to the name of a tensor")
     return [(value, inner(after[name])) for name, value in before.items()]
-
-
-def _frames() -> list[Any]:
-    frame: Any = sys._getframe(1)
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def inner(value: Any) -> Any:

@@ -10,10 +10,11 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-CALLED_THROUGH = ("torch.overrides", "torch._tensor", __package__)
+CALLED_THROUGH = ("torch.overrides", "torch._tensor", str(__package__))
 """Python modules through which code calls tensor functions."""
 
 
@@ -22,16 +23,27 @@ def model_frame(calls_itself: bool = False) -> Any:
 
     With `calls_itself`, returns None if torch's code, not the model's, makes the call.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+    for frame in frames():
+        module = module_of(frame)
         if not is_plumbing(module):
             return frame
         through = frame.f_code.co_name == "__torch_function__" or module.startswith(CALLED_THROUGH)
         if calls_itself and not through:
             return None
-        frame = frame.f_back
     return None
+
+
+def frames() -> Iterator[Any]:
+    """Yield the frames of this thread, beginning with the one that iterates."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def module_of(frame: Any) -> str:
+    """Return the name of the Python module whose code a frame runs."""
+    return frame.f_globals.get("__name__", "")
 
 
 def is_plumbing(module: str) -> bool:
@@ -74,15 +86,12 @@ def torch_goes_on() -> bool | None:
     Such code runs without the mode that answers queries of models. Returns None if both answers go
     on, or if the model may catch the exception.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_plumbing(name := frame.f_globals.get("__name__", "")):
-        if name.startswith("torch.nn."):
-            model = model_frame()
-            if model is None or may_be_caught(model.f_code.co_filename, model.f_lineno):
-                return None
-            return answer_that_goes_on(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
+    own = takewhile(lambda frame: is_plumbing(module_of(frame)), frames())
+    frame = next((f for f in own if module_of(f).startswith("torch.nn.")), None)
+    model = model_frame()
+    if frame is None or model is None or may_be_caught(model.f_code.co_filename, model.f_lineno):
+        return None
+    return answer_that_goes_on(frame.f_code.co_filename, frame.f_lineno)
 
 
 def may_be_caught(file: str, line: int) -> bool:

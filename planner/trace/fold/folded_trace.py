@@ -16,16 +16,15 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries.free_numbers import free_numbers
 from shardwright.planner.trace.queries.questions import noted
-from shardwright.planner.trace.runs.autocast_runs import same_under_autocast
+from shardwright.planner.trace.runs.compared_runs import (
+    free_numbers,
+    note_training,
+    same_under_autocast,
+)
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trace_runs import trace_runs
-from shardwright.planner.trace.runs.training_runs import (
-    in_training,
-    no_python_random,
-    note_training,
-)
+from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
 from shardwright.planner.trace.trace_lock import alone
 
 Traced = tuple[Source, Folding, Unfolded]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from hashlib import sha256
 from types import CodeType
+
+from shardwright.planner.trace.data_queries.model_code import model_frame
 
 
 def place_of_call() -> str:
@@ -14,15 +15,8 @@ def place_of_call() -> str:
     The place includes a digest of all code positions in that function, so it does not match
     another version of the code.
     """
-    frame = sys._getframe(1)
-    while frame is not None and not is_of_a_model(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
+    frame = model_frame()
     return "" if frame is None else _place(frame.f_code, frame.f_lasti)
-
-
-def is_of_a_model(module: str) -> bool:
-    """Return whether a Python module is model code: neither torch's nor Shardwright's."""
-    return module.partition(".")[0] not in ("shardwright", "torch")
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,6 @@ their own, records the others and computes the shapes of results.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -18,6 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import inner
+from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.arguments import mapped
@@ -295,10 +295,7 @@ class Recorder(OnMeta):
 
 def _source() -> str:
     """Return the file and line that the innermost `forward` of model code executes."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if frame.f_code.co_name == "forward" and package not in ("torch", "shardwright"):
+    for frame in frames():
+        if frame.f_code.co_name == "forward" and not is_plumbing(module_of(frame)):
             return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        frame = frame.f_back
     return ""

@@ -10,22 +10,12 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from typing import Any
 
 from torch import nn
 
 from shardwright.errors import ModelError
-from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries.flags import add_flags
-from shardwright.planner.trace.queries.questions import Asked
 from shardwright.planner.trace.runs.run import Run, in_mode
-from shardwright.planner.trace.runs.trace_runs import trace_runs
-from shardwright.planner.trace.trace_lock import alone
-
-ELSE = ("ops", "marks", "trained", "unpriced", "draws", "flags", "places")
-COMPARED = [f.name for f in fields(Graph) if f.name not in ELSE]
 
 
 def in_training(runs: Sequence[Run]) -> list[Run]:
@@ -53,27 +43,6 @@ def _generators() -> tuple[Any, ...]:
     return random.getstate(), kind, bytes(keys), *rest
 
 
-def note_training(graph: Graph, source: Source, asked: Asked) -> None:
-    """Set `graph.trained` if the runs of `source` compute the same in training mode.
-
-    `asked` are the queries noted while `graph` was traced.
-    """
-    if any(run.training for run in source.runs):
-        return
-    if not (asked.training or graph.untraced or changes_more(source.module)):
-        graph.trained = True
-        return
-    try:
-        with alone(), no_python_random():
-            other = trace_runs(source.module, in_training(source.runs))
-    except ModelError:
-        return
-    graph.trained = same(graph, other)
-    if graph.trained:
-        graph.marks.drawn = other.marks.drawn
-        add_flags(graph.flags, other.flags)
-
-
 def changes_more(root: nn.Module) -> bool:
     """Return whether `train()` may change more of the modules than their mode.
 
@@ -98,13 +67,3 @@ def _state(root: nn.Module) -> list[Any]:
     tables = [(id(v), *v.items()) for k, v in found if k[:1] == "_" and isinstance(v, dict)]
     every = [*found, *((k, v) for _, *items in tables for k, v in items)]
     return [(key, id(value)) for key, value in every if key != "training"]
-
-
-def same(one: Graph, other: Graph) -> bool:
-    """Return whether two fresh graphs are equal, apart from source lines and random draws."""
-    ends = [(replace(g.marks, drawn=set()), [*map(_elsewhere, g.ops)]) for g in (one, other)]
-    return ends[0] == ends[1] and all(getattr(one, n) == getattr(other, n) for n in COMPARED)
-
-
-def _elsewhere(op: Op) -> Op:
-    return op._replace(source="")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
-from shardwright.planner.trace.data_queries.model_code import is_plumbing
+from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.runtime.code.call_sites import method_of
 
 THROUGH = ("torch._tensor", "torch.functional", "torch.overrides")
@@ -32,23 +31,20 @@ def caller(names: Mapping[int, str]) -> Caller | None:
     Args:
         names: Id of a module -> name of the module.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_plumbing(name := frame.f_globals.get("__name__", "")):
-        if not name.startswith(("shardwright.", *THROUGH)):
-            return None
-        frame = frame.f_back
-    if frame is None:
-        return None
-    code, at = frame.f_code, frame.f_lasti
-    while frame is not None and not is_plumbing(frame.f_globals.get("__name__", "")):
-        here = frame.f_code
+    first = None
+    for frame in frames():
+        name, here = module_of(frame), frame.f_code
+        if is_plumbing(name):
+            if first or not name.startswith(("shardwright.", *THROUGH)):
+                return None
+            continue
+        first = first or (here, frame.f_lasti)
         owner = frame.f_locals.get(here.co_varnames[0]) if here.co_argcount else None
         if isinstance(owner, nn.Module):
-            method = method_of(type(owner), here.co_name)
+            method, (code, at) = method_of(type(owner), here.co_name), first
             if method is None or method.__code__ is not here or not _holds(here, code):
                 return None
             return Caller(names[id(owner)], method, code, at) if id(owner) in names else None
-        frame = frame.f_back
     return None
 
 

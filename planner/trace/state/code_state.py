@@ -59,7 +59,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
     slots = [*reached.slots, *(Slot(o, n) for o, n, v in own if isinstance(v, LruCache))]
     before = [(slot, slot.get()) for slot in slots]
     uncached = [(slot, new) for slot, old in before if (new := _uncached(old)) is not old]
-    names = [(cls, vars(cls).keys() - ()) for cls in reached.classes.values()]
+    names = [(cls, {*vars(cls)}) for cls in reached.classes.values()]
     contents = Contents([*reached.held, *(value for _, value in before if _may_hold(value))])
     in_slots = [_function_of(value) for _, value in before]
     in_slots = [f.cached if isinstance(f, Uncached) else f for f in in_slots]  # of an outer trace
@@ -86,9 +86,7 @@ def _code_in(value: Any) -> Iterator[Any]:
         yield value
     elif isinstance(value, (*CONTAINERS, tuple)):
         parts = dict.values(value) if isinstance(value, dict) else value
-        yield from (
-            part for part in islice(parts, LARGEST) if isinstance(part, (FunctionType, LruCache))
-        )
+        yield from (part for part in islice(parts, LARGEST) if isinstance(part, FUNCTIONS))
 
 
 class Slot(NamedTuple):

@@ -10,7 +10,6 @@ the same elements must be taken. Counts of repeats are compared with those that 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shardwright.planner.trace.data_queries.model_code import frames, module_of
 from shardwright.planner.trace.sizes.size_functions import (
     AT_PLACES,
     COUNTING,
@@ -143,15 +143,13 @@ def _numbers(values: Any, kind: Any) -> Iterator[Any]:
 
 def _from_runtime() -> bool:
     """Return whether the runtime itself makes the call: a collective, a shard of a mask."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+    for frame in frames():
+        module = module_of(frame)
         if module.startswith("shardwright.runtime"):
             if frame.f_code.co_name not in HAND_ON or module.endswith(".vocab"):
                 return True
         elif not module.startswith(("torch", "shardwright.")):
             return False
-        frame = frame.f_back
     return False
 
 
