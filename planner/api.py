@@ -30,11 +30,11 @@ from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.trace import trace_model
-from shardwright.planner.trace.trace_lock import apart
+from shardwright.planner.trace.trace_lock import not_in_model_code
 from shardwright.runtime.model.hub import Hub
 
 
-@apart
+@not_in_model_code
 @uncollected()
 def plan(
     model: Any,
@@ -159,7 +159,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@apart
+@not_in_model_code
 @uncollected()
 def prepare(
     model: Any,

@@ -30,7 +30,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import checked
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.presolve import presolve
-from shardwright.planner.trace.trace_lock import apart
+from shardwright.planner.trace.trace_lock import not_in_model_code
 from shardwright.runtime.model.identity import check_identity
 
 KEPT = 8
@@ -86,7 +86,7 @@ class Prover:
         self._traced, self._tasks, self._posed = RecentResults(), RecentResults(), RecentResults()
         self._tried: dict[str, None] = {}
 
-    @apart
+    @not_in_model_code
     def prove(self, plan: Plan, figures: bool = True) -> Proven:
         """Prove that a plan is right for the model: values, gradients, shapes and keys.
 

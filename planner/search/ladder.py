@@ -23,7 +23,7 @@ from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, possible, solve
 from shardwright.planner.search.task import Task
-from shardwright.planner.trace.trace_lock import apart
+from shardwright.planner.trace.trace_lock import not_in_model_code
 
 ATTEMPTS = 40
 """How many plans may fail their dry run before the search gives up."""
@@ -221,7 +221,7 @@ def climb(
     return now
 
 
-@apart
+@not_in_model_code
 @uncollected()
 def search(task: Task, asked: SolverOptions | None = None, tell: Tell | None = None) -> SearchState:
     """Search, and return the last state; its `plan` is the cheapest that passes its dry run.

@@ -3,18 +3,18 @@
 The steps, in order:
 
 1. `model/`: `read_source` builds or copies the model on the meta device, without weights.
-2. `inputs/`: example inputs are made if the user gives none.
-3. `runs/`: the calls that the plan must hold for are chosen: the plain call, calls with masks,
+2. `runs/`: the calls that the plan must hold for are chosen: the plain call, calls with masks,
    labels and caches, decoding steps, training mode, towers that the plain call does not use.
-4. `record/`: the model's own code runs once for each call, on fake tensors. Each ATen call and
+   Example inputs are made if the user gives none.
+3. `record/`: the model's own code runs once for each call, on fake tensors. Each ATen call and
    each module boundary is recorded.
-5. During the run, queries of the code are answered and noted: `queries/` (training mode, gradients,
+4. During the run, queries of the code are answered and noted: `queries/` (training mode, gradients,
    autocast, flags), `data_queries/` (values of tensors), `sizes/` (integers and what they are
    computed from), `state/` (what modules keep between calls). A module that cannot be traced
    becomes one op: `opaque/`.
-6. `to_graph/`: the record becomes the planner's graph, with facts about its tensors.
-7. `fold/`: steps 4 to 6 run on a model with one block of each kind, which represents all blocks of
-   that kind.
+5. `to_graph/`: the record becomes the planner's graph, with facts about its tensors.
+6. `runs/folded_trace.py`: steps 3 to 5 run on a model with one block of each kind, which represents
+   all blocks of that kind. `runs/compared_runs.py` repeats them in other contexts, and compares.
 
 `trial/` serves the dry run of a plan: it runs the split model on fake tensors and compares it with
 the unsharded model.
@@ -26,14 +26,14 @@ from collections.abc import Sequence
 
 from shardwright.errors import ModelError
 from shardwright.planner.problem.pins import Pin
-from shardwright.planner.trace.fold.folded_trace import Traced, trace_all
 from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.runs.folded_trace import Traced, trace_all
 
 
 def trace_model(
     source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
 ) -> Traced:
-    """Trace the result of `read_source`: steps 3 to 7.
+    """Trace the result of `read_source`: steps 2 to 6.
 
     A model that cannot be traced without data is traced again with the values of the integers and
     masks among its example inputs, and if that is not enough, with the values of all of them. The

@@ -1,20 +1,16 @@
-"""A lock: the code of only one model runs at a time. Plans made by model code run in a new thread.
+"""A lock: the code of only one model runs at a time, and it must not plan models itself.
 
 Tracing and trial runs change state that all threads share: torch's export flags, the default dtype,
 filters of warnings and logs, random numbers, patched functions. Model code therefore runs `alone`:
 other planning threads wait for the lock before they run model code, but may solve meanwhile.
 Everything else belongs to one plan: its copy of the model, and the modes and context variables of
 its thread. (Ids of axes come from one counter. Only their order within a plan matters.)
-
-Model code may plan another model. `apart` runs that plan in a thread of its own, in which no mode
-of the outer trace is active. (Threads started by model code must not plan: they would deadlock.)
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
@@ -23,30 +19,28 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from shardwright.errors import UsageError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MODEL_CODE = Lock()
 """The lock that is held while model code runs."""
 
-_ours: ContextVar[bool] = ContextVar("ours", default=False)
-"""Whether the lock is held on behalf of the current context."""
-
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
-"""Whether the current context runs model code."""
+"""Whether the current context runs model code, and so holds the lock."""
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Context manager that holds the lock for running model code. It is reentrant."""
-    with nullcontext() if _ours.get() else MODEL_CODE:
-        ours, inside = _ours.set(True), _inside.set(True)
+    with nullcontext() if _inside.get() else MODEL_CODE:
+        inside = _inside.set(True)
         try:
             with _unlogged():
                 yield
         finally:
             _inside.reset(inside)
-            _ours.reset(ours)
 
 
 @contextmanager
@@ -60,21 +54,20 @@ def _unlogged() -> Iterator[None]:
         logger.disabled = before
 
 
-def apart(planning: Callable[P, R]) -> Callable[P, R]:
-    """Wrap `planning` so that model code may call it too."""
+def not_in_model_code(planning: Callable[P, R]) -> Callable[P, R]:
+    """Wrap `planning` so that it refuses to run in the code of a model that is being traced.
+
+    (Threads started by model code must not plan either: they would deadlock.)
+    """
 
     @wraps(planning)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _inside.get():
-            return planning(*args, **kwargs)
-
-        def planned() -> R:
-            _ours.set(True)  # the thread that waits for this one holds the lock
-            _inside.set(False)
-            return planning(*args, **kwargs)
-
-        with exporting(False), ThreadPoolExecutor(1) as thread:
-            return thread.submit(planned).result()
+        if _inside.get():
+            raise UsageError(
+                "the code of a model that is being planned plans a model itself: make that plan "
+                "before, and give it to the code"
+            )
+        return planning(*args, **kwargs)
 
     return call
 

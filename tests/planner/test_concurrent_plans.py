@@ -1,4 +1,4 @@
-"""Plans made at the same time, and inside of each other, are those that are made alone."""
+"""Plans made at the same time are those that are made alone; model code makes none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.errors import UsageError
 from shardwright.planner.solvers import cpsat
 from tests import planning, zoo
-from tests.planner.mlps import WIDTH, Gated, GatedByAttribute, InverseSize, Mlp
+from tests.planner.mlps import WIDTH, Gated, InverseSize
 from tests.planner.modules import Attention, DividedByHeads
 from tests.planner.test_data_numbers import Branches
 from tests.planner.test_opaque import Block, Model
@@ -127,64 +128,9 @@ def found() -> set[str]:
     return {FOUND.get_nowait() for _ in range(FOUND.qsize())}
 
 
-@pytest.mark.parametrize("kind", ["dense", *list(MODELS)[4:]])
-def test_a_plan_in_model_code(kind: str) -> None:
-    want, outer = alone(kind), plan(Planning(None))
-    assert plan(Planning(lambda: plan(made(kind)))) == outer
-    assert found() == {want}
-
-
-def test_a_plan_in_model_code_of_what_it_makes() -> None:
-    """The module is made where all that is made is traced; its sizes are read off a tensor."""
-
-    class Makes(Planning):
-        def between(self, y: Tensor) -> Tensor:
-            module = GatedByAttribute()
-            if self.inner is not None:
-                x = (y.new_zeros(3, y.shape[1], WIDTH),)
-                FOUND.put(planning.plan(module, tp=2, args=x).to_json())
-            return super().between(y)
-
-    want = plan(Makes(None))
-    assert plan(Makes(lambda: "")) == want
-    assert found() == {plan(GatedByAttribute()), ""}
-
-
-def test_a_plan_in_a_plan_in_a_plan() -> None:
-    want, outer = alone("sizes of attributes"), plan(Planning(None))
-    inside = Planning(lambda: plan(made("sizes of attributes")))
-    assert plan(Planning(lambda: plan(inside))) == outer
-    assert found() == {want, outer}
-
-
-def test_plans_in_model_code_in_threads() -> None:
-    kinds = ["both ways", "sizes of attributes", "untraced"]
-    want, outer = [alone(kind) for kind in kinds], plan(Planning(None))
-    jobs = [lambda kind=kind: plan(Planning(lambda: plan(made(kind)))) for kind in kinds]
-    assert at_once(jobs) == [outer] * len(kinds)
-    assert found() == set(want)
-
-
-class AskingAndPlanning(Mlp):
-    """It depends on data, so that it runs on made-up data, in another thread: a plan is made."""
-
-    def __init__(self, inner: Callable[[], str] | None) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.inner is not None:
-            FOUND.put(self.inner())
-        return super().forward(x) / (1 + x.abs().max().item())
-
-
-def test_a_plan_in_code_that_is_not_traced() -> None:
-    def model(inner: Callable[[], str] | None) -> nn.Module:
-        return nn.Sequential(Mlp(), AskingAndPlanning(inner))
-
-    want, outer = alone("sizes of attributes"), plan(model(None))
-    assert plan(model(lambda: plan(made("sizes of attributes")))) == outer
-    assert found() == {want}
+def test_a_plan_in_model_code_is_refused() -> None:
+    with pytest.raises(UsageError, match="plans a model itself"):
+        plan(Planning(lambda: plan(Planning(None))))
 
 
 @pytest.mark.parametrize("kind", ["dense", "untraced"])

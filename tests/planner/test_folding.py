@@ -22,9 +22,9 @@ from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, run
 from shardwright.planner.search.search_state import start
 from shardwright.planner.search.task import Task
-from shardwright.planner.trace.fold import folded_trace
-from shardwright.planner.trace.fold.folded_trace import traced
 from shardwright.planner.trace.model.source import Source, read_source
+from shardwright.planner.trace.runs import folded_trace
+from shardwright.planner.trace.runs.folded_trace import traced
 from shardwright.planner.verify.first_run import of_first_run
 from tests.planning import ASKED
 

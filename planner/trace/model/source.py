@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
-from shardwright.planner.trace.inputs.input_values import remember
 from shardwright.planner.trace.model import python_references
+from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
@@ -31,9 +29,6 @@ from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.identity import config_hash
 from shardwright.runtime.slots import positions
-
-OF_A_TRACE = (FakeTensor, FunctionalTensor)
-"""Tensor types in a trace: model code that is traced may plan a model that has such tensors."""
 
 
 @dataclass(frozen=True)
@@ -222,12 +217,12 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     """
     stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
     tensors = [t for store in stores for t in store.values() if t is not None]
-    if all(t.is_meta and not isinstance(t, OF_A_TRACE) for t in tensors):
+    if all(t.is_meta for t in tensors):
         return duplicate(module)
     memo: dict[int, Any] = {}
     computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
     for t in {id(t): t for t in (*tensors, *computed)}.values():
-        empty = _like_on_meta(t.detach())
+        empty = torch.empty_like(t.detach(), device="meta")
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
 
@@ -237,21 +232,9 @@ def _is_computed(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
-def _like_on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, OF_A_TRACE):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return torch.empty_like(tensor, device="meta")
-
-
 def to_meta(value: Any) -> Any:
     """Return the inputs with tensors moved to meta."""
-
-    def moved(leaf: Any) -> Any:
-        if isinstance(leaf, OF_A_TRACE):
-            return _like_on_meta(leaf)
-        return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
-
-    return tree_map(moved, value)
+    return tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
 
 
 GET_BASE = "get_base_model"

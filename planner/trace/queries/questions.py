@@ -75,17 +75,13 @@ def noted(autocast: torch.dtype | None = None) -> Iterator[Asked]:
     def put(self: nn.Module, value: bool) -> None:
         self.__dict__["training"] = value
 
-    around = vars(nn.Module).get("training")  # set if traced model code plans a model
     nn.Module.training = property(get, put)  # type: ignore[assignment]
     _present.asked = asked
     try:
         yield asked
     finally:
         _present.asked = outer
-        if around is None:
-            del nn.Module.training
-        else:
-            nn.Module.training = around
+        del nn.Module.training
 
 
 def _about_gradients(frame: Any, name: str, torchs: Callable[..., Any], *args: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
+from hashlib import sha256
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ from torch.autograd import forward_ad
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.data_queries.model_code import model_frame
 from shardwright.planner.trace.queries.flags import Noted
-from shardwright.planner.trace.record.call_places import place_of_call
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.runtime.slots import map_slots, tensors
 
@@ -136,3 +138,25 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     found = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
     with torch._C.DisableTorchFunction():
         return {name: value for name, value in found.items() if value.is_floating_point()}
+
+
+def place_of_call() -> str:
+    """Return the place in model code that calls the current module; empty if it is unknown.
+
+    The place includes a digest of all code positions in that function, so it does not match
+    another version of the code.
+    """
+    frame = model_frame()
+    return "" if frame is None else _place(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=1024)
+def _place(code: CodeType, at: int) -> str:
+    first, found = code.co_firstlineno, [*code.co_positions()]
+    _, line, _, column = found[at // 2]
+    if line is None or column is None:
+        return ""
+    spans = {tuple(-1 if n is None else n for n in span) for span in found}
+    moved = sorted((a - first, b - first, c, d) for a, b, c, d in spans)
+    digest = sha256(repr(moved).encode()).hexdigest()[:8]
+    return f"{code.co_qualname}:{line - first}:{column}@{digest}"

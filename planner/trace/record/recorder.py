@@ -21,7 +21,7 @@ from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner, known
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
-from shardwright.planner.trace.inputs.input_values import pairs
+from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec

@@ -1,1 +1,0 @@
-"""Tracing with one block of each kind instead of all blocks."""

@@ -1,1 +1,0 @@
-"""Example inputs of modules, and values attached to inputs on meta."""
