@@ -41,7 +41,7 @@ from shardwright.errors import ShardwrightError, UsageError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.table import MOST, candidates, held
-from shardwright.planner.on_ranks.stock import Table, Way, WholePlan, compared, reference
+from shardwright.planner.on_ranks.stock import Table, Way, compared, reference
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 
@@ -85,7 +85,7 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
             break
         if not i:  # for refused models, the result of the first table
             row["stock"] = tried
-    row["own"] = _tried(WholePlan(plan), cls, directory, wanted, tp)
+    row["own"] = _tried(Table(plan), cls, directory, wanted, tp)
     for way in ("stock", "own"):
         if row[way].get("share", 0) > MOST * ours / whole:
             row[way] = {"wrong": f"holds {row[way]['share']:.2f} of all bytes"}

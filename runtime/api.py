@@ -19,7 +19,6 @@ from shardwright.runtime.boundary.module_boundary import link_origins, mesh_of, 
 from shardwright.runtime.boundary.root import take_own_rows, wrap_root
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
-from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
 from shardwright.runtime.checkpoint.load import load_weights, without_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.code.closures import check_closures
@@ -119,7 +118,7 @@ def load(
         opened, failure = tried(lambda: _opened(model, *how))
         checkpoint, out = opened or (None, None)
     if checkpoint is not None:
-        alike["weights"] = digest_of_checkpoint(checkpoint)
+        alike["weights"] = checkpoint.digest()
     agree("loading", failure, alike, groups)
     assert out is not None
     if mesh is None:

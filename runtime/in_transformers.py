@@ -23,7 +23,6 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import split_and_read, tried
-from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
@@ -165,7 +164,7 @@ def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str],
     checkpoint, failure = tried(checked)
     alike = {"plan": facts.of_plan(plan), "dtype": str(how.dtype)}
     if checkpoint is not None:
-        alike["weights"] = digest_of_checkpoint(checkpoint)
+        alike["weights"] = checkpoint.digest()
     agree("loading", failure, alike, groups)
     device = torch.device(next(iter((how.device_map or {"": "cpu"}).values())))
     split_and_read(model, plan, ranks, checkpoint, device, dtype=how.dtype)

@@ -9,6 +9,7 @@ MPICH", 2005). The latency does not depend on the number of ranks. All figures a
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def device(name: str) -> Device:
     if name.endswith(".json"):
         return read(Path(name))
     if name in _own():
-        return read(_own()[name])
+        return _read_own(name)
     found = plugins.load("devices", name)
     if found is None:
         raise UsageError(
@@ -116,8 +117,14 @@ def device(name: str) -> Device:
     return read(Path(found)) if isinstance(found, str | Path) else checked(found, name)
 
 
+@cache
 def _own() -> dict[str, Path]:
     return {path.stem: path for path in FOLDER.glob("*.json")}
+
+
+@cache
+def _read_own(name: str) -> Device:
+    return read(_own()[name])
 
 
 def read(path: Path) -> Device:

@@ -17,8 +17,7 @@ from shardwright.planner.emit.cost_breakdown import Cost, CostBreakdown
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Boundary
-from shardwright.planner.verify.first_run import of_first_run
-from shardwright.planner.verify.recost import Bill
+from shardwright.planner.verify.recost import Bill, of_first_run
 
 NAMED = 4
 """How many ops of an item are named. These are the slowest ones."""

@@ -10,8 +10,7 @@ from shardwright.planner.contract.plan_figures import CollectiveCount, Memory, P
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.verify.first_run import of_first_run
-from shardwright.planner.verify.recost import Bill, Calls
+from shardwright.planner.verify.recost import Bill, Calls, of_first_run
 
 FLAG_BYTES = 4
 """Bytes of the flag that says whether a copy of the model has a gradient of a parameter."""

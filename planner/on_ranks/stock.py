@@ -1,8 +1,8 @@
 """Compares a model that another runtime split, on real ranks, with the unsharded model.
 
-`Table` is transformers' own tensor parallelism. `WholePlan` is the same with our style for the
-full model. `Source` is code that calls torch's `parallelize_module`. The first two load a
-checkpoint as users do, so that conversions during loading are covered too.
+`Table` is transformers' own tensor parallelism, with its styles or with ours. `Source` is code that
+calls torch's `parallelize_module`. A `Table` loads a checkpoint as users do, so that conversions
+during loading are covered too.
 """
 
 from __future__ import annotations
@@ -36,24 +36,15 @@ CASTS = 1e-5
 
 @dataclass(frozen=True)
 class Table:
-    """Transformers splits the model by a table of its styles."""
+    """Transformers splits the model by a table of its styles, or by a plan with our style."""
 
-    styles: Mapping[str, str]
-
-    def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
-        """Load the split model from `directory`. All ranks must call this."""
-        return _from_pretrained(cls, directory, dtype, dict(self.styles))
-
-
-@dataclass(frozen=True)
-class WholePlan:
-    """Transformers splits the model with our style, by a plan."""
-
-    plan: Plan
+    styles: Mapping[str, str] | Plan
 
     def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
         """Load the split model from `directory`. All ranks must call this."""
-        return _from_pretrained(cls, directory, dtype, tp_plan(self.plan))
+        given = self.styles
+        table = tp_plan(given) if isinstance(given, Plan) else dict(given)
+        return _from_pretrained(cls, directory, dtype, table)
 
 
 @dataclass(frozen=True)

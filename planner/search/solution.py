@@ -30,8 +30,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import checked, memory_of, unfolded_bill, unfolded_layouts
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.stages import figures, stage
-from shardwright.planner.verify.largest import largest
-from shardwright.planner.verify.recost import Bill
+from shardwright.planner.verify.recost import Bill, largest
 from shardwright.planner.wording import memory_in_words
 
 

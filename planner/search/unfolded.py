@@ -14,8 +14,7 @@ from shardwright.planner.search.task import Task, of_copies
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.states import States
 from shardwright.planner.verify.check import check
-from shardwright.planner.verify.first_run import of_first_run
-from shardwright.planner.verify.recost import Bill
+from shardwright.planner.verify.recost import Bill, of_first_run
 
 
 def unfolded_layouts(task: Task, layouts: Layouts) -> Layouts:

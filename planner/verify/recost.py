@@ -12,13 +12,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardwright.errors import SolverError
+from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_figures import Phase
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.redistribution import Traffic
-from shardwright.planner.graph.graph import Op
+from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.op_strategies import OpShards, Strategy
+from shardwright.planner.strategies.states import States
+from shardwright.planner.units import human_bytes
 from shardwright.planner.verify.check import Assignment, distinct, split_axes
 
 Calls = Counter[Collective]
@@ -160,3 +163,53 @@ class Bill:
             else:
                 found[key] = [edge, int(priced)]
         return [(edge, edge[1] in stays, times) for edge, times in found.values()]
+
+
+def of_first_run(bill: Bill) -> Bill:
+    """Return the bill of the first run alone. With one run, this is the given bill.
+
+    A parameter that the first run does not read is held as it is stored, and has no gradient.
+    """
+    before, whole = bill.costs, bill.costs.graph
+    graph = whole.first_run()
+    if graph is whole:
+        return bill
+    states = States(
+        graph,
+        before.axes,
+        before.states.ranks,
+        before.states.replaceable,
+        sequence=before.states.sequence,
+        sub=before.states.sub,
+    )
+    keys = before.sizes.keys.within(graph)
+    costs = Costs(graph, before.axes, states, before.workload, before.caches, before.gathered, keys)
+    read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
+    idle = {u.used: bill.assignment[u.stored] for u in graph.uses if u.used not in read}
+    return Bill(costs, {n: bill.assignment[n] for n in graph.tensors} | idle)
+
+
+NAMED = 3
+"""Most parameters that `largest` names."""
+
+
+def largest(graph: Graph, costs: Costs, assignment: Assignment) -> str:
+    """Return the parameters with most bytes on a rank in words, summed over equal layers."""
+    sizes: dict[str, int] = {}
+    whole: set[str] = set()
+    seen: set[str] = set()
+    for use in graph.uses:
+        if use.stored in seen:
+            continue
+        seen.add(use.stored)
+        name, state = pattern(use.fqn), assignment[use.stored]
+        size = graph.times(use.stored) * costs.sizes.bytes(use.stored, state)
+        sizes[name] = sizes.get(name, 0) + size
+        if not state.shards:
+            whole.add(name)
+    ordered = sorted(sizes, key=lambda name: (-sizes[name], name))[:NAMED]
+    words = [
+        f"{name} {human_bytes(sizes[name])} ({'whole' if name in whole else 'split'})"
+        for name in ordered
+    ]
+    return ", ".join(words)

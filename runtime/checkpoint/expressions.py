@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -102,7 +102,7 @@ def part(expression: Expression, index: Index, read: Read) -> Tensor:
     """Return the elements of `expression` at `index`; dimension d has `len(index[d])` elements.
 
     `index` has at least one index for each dimension. `read` gets only indices of elements that are
-    in the result.
+    in the result, unless a reshaped dimension is cut at places that are no product of indices.
     """
     if isinstance(expression, Stored):
         return read(expression.key, index)
@@ -132,7 +132,7 @@ def place(
         copy(out, part(expression, index, read))
         return None
     for inner, at, places in _pieces(expression, index):
-        if _counts(places - places[0]):
+        if counts(places - places[0]):
             to = out.narrow(expression.dim, int(places[0]), len(places))
             place(inner, at, read, to, copy)
         else:
@@ -158,32 +158,30 @@ def _join(expression: Joined, index: Index, read: Read) -> Tensor:
     if len(pieces) == 1:
         return pieces[0]
     joined, order = torch.cat(pieces, d), torch.cat([places for *_, places in found])
-    return joined if _counts(order) else joined.index_select(d, order.argsort())
+    return joined if counts(order) else joined.index_select(d, order.argsort())
 
 
 def _reshape(expression: Reshaped, index: Index, read: Read) -> Tensor:
-    """Read each group of dimensions as products of indices; see `_groups` and `_products`."""
-    shape = [len(i) for i in index]
-    inner: list[list[tuple[slice, Index]]] = []
-    flat: list[int] = []
+    """Read, for each group of dimensions, the least product of indices with all wanted ones."""
+    wanted: list[Tensor] = []  # per group, places in the product
+    inner: list[Tensor] = []  # per dimension of the original shape
+    sizes: list[int] = []  # per group, size of the product
     for new, old in _groups(expression.shape, expression.whole.shape):
-        at = torch.zeros(1, dtype=torch.int64)
+        flat = torch.zeros(1, dtype=torch.int64)
         for d in new:
-            at = (at[:, None] * expression.shape[d] + index[d]).flatten()
-        inner.append(list(_products(at, [expression.whole.shape[d] for d in old])))
-        flat.append(len(at))
-    if all(len(pieces) == 1 for pieces in inner):
-        at = tuple(i for pieces in inner for i in pieces[0][1])
-        return part(expression.whole, at, read).reshape(shape)
-    out: Tensor | None = None
-    for pieces in product(*inner):
-        piece = part(expression.whole, tuple(i for _, at in pieces for i in at), read)
-        if out is None:
-            out = piece.new_empty(flat)
-        to = out[tuple(place for place, _ in pieces)]
-        to.copy_(piece.reshape(to.shape))
-    assert out is not None
-    return out.reshape(shape)
+            flat = (flat[:, None] * expression.shape[d] + index[d]).flatten()
+        at = torch.zeros_like(flat)
+        for i in torch.unravel_index(flat, [expression.whole.shape[d] for d in old]) if old else ():
+            values, places = i.unique(return_inverse=True)
+            inner.append(values)
+            at = at * len(values) + places
+        wanted.append(at)
+        sizes.append(prod(map(len, inner[len(inner) - len(old) :])))
+    out = part(expression.whole, tuple(inner), read).reshape(sizes)
+    for d, at in enumerate(wanted):
+        if len(at) != sizes[d] or not counts(at):
+            out = out.index_select(d, at)
+    return out.reshape([len(i) for i in index])
 
 
 def _groups(new: Shape, old: Shape) -> Iterator[tuple[list[int], list[int]]]:
@@ -200,36 +198,7 @@ def _groups(new: Shape, old: Shape) -> Iterator[tuple[list[int], list[int]]]:
         i, j = i + len(a), j + len(b)
 
 
-def _products(flat: Tensor, shape: list[int]) -> Iterator[tuple[slice, Index]]:
-    """Cut row-major indices of `shape` into runs, each a product of indices per dimension."""
-    if len(shape) < 2:
-        yield slice(0, len(flat)), (flat,) * len(shape)
-        return
-    rest = prod(shape[1:])
-    major, minor = flat // rest, flat % rest
-    cuts = (torch.where(torch.diff(major) != 0)[0] + 1).tolist()
-    alike: list[tuple[int, int]] = []  # runs with one major index each and equal minor indices
-    for a, b in pairwise([0, *cuts, len(flat)]):
-        if alike and not torch.equal(minor[a:b], minor[slice(*alike[0])]):
-            yield from _repeated(alike, major, minor, shape[1:])
-            alike = []
-        alike.append((a, b))
-    yield from _repeated(alike, major, minor, shape[1:])
-
-
-def _repeated(
-    runs: list[tuple[int, int]], major: Tensor, minor: Tensor, shape: list[int]
-) -> Iterator[tuple[slice, Index]]:
-    inner = list(_products(minor[slice(*runs[0])], shape))
-    if len(inner) == 1:
-        yield slice(runs[0][0], runs[-1][1]), (major[[a for a, _ in runs]], *inner[0][1])
-        return
-    for a, _ in runs:
-        for place, at in inner:
-            yield slice(a + place.start, a + place.stop), (major[a : a + 1], *at)
-
-
-def _counts(index: Tensor) -> bool:
+def counts(index: Tensor) -> bool:
     """Return whether `index` is 0, 1, 2, ..."""
     return bool((index == torch.arange(len(index))).all())
 

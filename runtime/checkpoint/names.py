@@ -201,12 +201,12 @@ def _refuse(names: ModelNames, where: str, missing: list[str], surplus: list[str
     if missing:
         texts.append(
             f"{where} lacks {len(missing)} of the {len(names.groups)} tensors of {names.title}: "
-            f"{_few(missing)}"
+            f"{few(missing)}"
         )
     if surplus:
         texts.append(
             f"{'it' if missing else where} holds {_count(len(surplus), 'tensor')} that "
-            f"{names.title} has no place for: {_few(surplus)}"
+            f"{names.title} has no place for: {few(surplus)}"
         )
     todo = "load it with the class and config that its config.json names"
     if not missing:
@@ -222,6 +222,8 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def _few(names: list[str], count: int = 3) -> str:
+def few(names: Iterable[str], count: int = 3) -> str:
+    """Return the first few of `names`, and how many more there are."""
+    names = list(names)
     more = len(names) - count
     return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

@@ -101,7 +101,7 @@ def read_shards(
                         mapped = reader.mapped(item.source, ranges)
                     if mapped is None:
                         target = room.take(_local(ranges), to) if target.is_meta else target
-                        _fill(target, reader, item.source, entry, ranges)
+                        reader.fill(target, item.source, ranges)
                     out[name] = target if mapped is None else mapped
                     advance(entry.nbytes)
     staging.wait()
@@ -205,15 +205,6 @@ def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> 
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@torch.no_grad()
-def _fill(
-    target: torch.Tensor, reader: Reader, source: Source, entry: Entry, ranges: Ranges
-) -> None:
-    """Copy this rank's part of `source` into `target`."""
-    for box in boxes(ranges, entry.dtype.itemsize):
-        reader.fill(target, source, box)
 
 
 @contextmanager

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import product
-from math import ceil, prod
+from itertools import accumulate, product
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
-from shardwright.runtime.checkpoint.expressions import Copy, Index, part, place
+from shardwright.runtime.checkpoint.expressions import (
+    Copy,
+    Expression,
+    Index,
+    Stored,
+    counts,
+    part,
+    place,
+)
 from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
@@ -51,21 +57,21 @@ class Reader:
         Raises:
             CheckpointError: a file cannot be read.
         """
-        if source.made is None:
-            return self._box(source.key, box)
-        return part(source.made, _index(box), self._part)
+        return part(self._expression(source), tuple(index for _, index in box), self._part)
 
-    def fill(self, target: Tensor, source: Source, box: Box) -> None:
-        """Copy what the rank holds of `box` of `source` to its place in `target`.
+    @torch.no_grad()
+    def fill(self, target: Tensor, source: Source, ranges: Sequence[Sequence[Range]]) -> None:
+        """Copy the rank's part of `source` to `target`, a bounded piece at a time.
 
         Raises:
             CheckpointError: a file cannot be read.
         """
-        to = target[inside(box)]
-        if source.made is None:
-            self._copy(to, self._box(source.key, box))
-        else:
-            place(source.made, _index(box), self._part, to, self._copy)
+        for box in boxes(ranges, target.element_size()):
+            index = tuple(i for _, i in box)
+            place(self._expression(source), index, self._part, target[inside(box)], self._copy)
+
+    def _expression(self, source: Source) -> Expression:
+        return source.made or Stored(source.key, self._tensors[source.key].shape)
 
     def mapped(self, source: Source, ranges: Sequence[Sequence[Range]]) -> Tensor | None:
         """Return a rank's part of `source` as a view of the mapped file; None if not possible.
@@ -92,58 +98,19 @@ class Reader:
         return flat.view([sum(b - a for a, b in dim) for dim in ranges])
 
     def _part(self, key: str, index: Index) -> Tensor:
-        """Return the stored tensor `key` at `index`, whose indices may be in any order."""
+        """Return the stored tensor `key` at `index`, as a view of the file if it is one slice."""
         entry = self._tensors[key]
-        ordered = [i if _ascends(i) else i.sort().values for i in index]
-        pieces = list(boxes([_ranges(i) for i in ordered], entry.dtype.itemsize))
-        if len(pieces) == 1:
-            out = self._box(key, pieces[0])
-        else:
-            out = torch.empty([len(i) for i in index], dtype=entry.dtype)
-            for box in pieces:
-                out[inside(box)].copy_(self._box(key, box))
-        for d, i in enumerate(index):
-            if ordered[d] is not i:
-                out = out.index_select(d, i.argsort().argsort())
-        return out
-
-    def _box(self, key: str, box: Box) -> Tensor:
-        entry = self._tensors[key]
-        self.read += box_bytes(box, entry.dtype.itemsize)
         with _reading(entry.file):
             flat = self._files[entry.file].read(entry.offset, entry.nbytes, entry.dtype)
-        return get(flat.view(entry.shape), box)
-
-
-def _index(box: Box) -> Index:
-    return tuple(torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box)
-
-
-def inside(box: Box) -> tuple[slice, ...]:
-    """Return where the box is in the local tensor."""
-    return tuple(slice(s.to, s.to + s.held) for s in box)
-
-
-def get(slab: Any, box: Box) -> Tensor:
-    """Return what the rank holds of `box` of a full tensor."""
-    piece = slab[tuple(slice(s.start, s.stop) for s in box)]
-    for dim, span in enumerate(box):
-        if span.picked is not None:
-            piece = piece.index_select(dim, span.picked - span.start)
-    return piece
-
-
-def _ascends(index: Tensor) -> bool:
-    return bool((index.diff() > 0).all())
-
-
-def _ranges(index: Tensor) -> list[Range]:
-    """Return the runs of consecutive indices in ascending `index`."""
-    cuts = (torch.where(index.diff() != 1)[0] + 1).tolist()
-    bounds = [0, *cuts, len(index)]
-    starts = index[bounds[:-1]].tolist()
-    ends = (index[[b - 1 for b in bounds[1:]]] + 1).tolist()
-    return list(zip(starts, ends, strict=True))
+        out = flat.view(entry.shape)
+        apart = [d for d, i in enumerate(index) if not counts(i - i[0])]
+        for d, i in enumerate(index):
+            if d not in apart:
+                out = out.narrow(d, int(i[0]), len(i))
+        for d in apart:
+            out = out.index_select(d, index[d])
+        self.read += out.nbytes
+        return out
 
 
 @contextmanager
@@ -157,40 +124,17 @@ def _reading(file: Path) -> Iterator[None]:
 CHUNK = 8 * 2**20
 """Most bytes per read, unless a single element is larger."""
 MANY = 32
-"""If there are more ranges than this, small ones are read as one slice that covers them all."""
+"""If there are more ranges than this, small ones are read together."""
 SMALL = 2**16
 """Ranges of fewer bytes than this are not worth a separate read."""
 
-
-@dataclass(frozen=True)
-class Span:
-    """A slice of one dimension, held in full or at the indices `picked`, stored from `to` on."""
-
-    start: int
-    stop: int
-    to: int
-    picked: torch.Tensor | None = None
-
-    @property
-    def held(self) -> int:
-        """Return how many of the indices the rank holds."""
-        return self.stop - self.start if self.picked is None else len(self.picked)
-
-    def split(self, parts: int) -> Iterator[Span]:
-        """Cut the span into `parts` spans with about equally many held indices."""
-        for i in range(parts):
-            a, b = self.held * i // parts, self.held * (i + 1) // parts
-            if self.picked is None:
-                yield Span(self.start + a, self.start + b, self.to + a)
-            else:
-                yield _picking(self.picked[a:b], self.to + a)
+Box = tuple[tuple[int, Tensor], ...]
+"""For each dimension, where it begins in the local tensor, and its indices in the full one."""
 
 
-Box = tuple[Span, ...]
-
-
-def _picking(indices: torch.Tensor, to: int) -> Span:
-    return Span(int(indices[0]), int(indices[-1]) + 1, to, indices)
+def inside(box: Box) -> tuple[slice, ...]:
+    """Return where the box is in the local tensor."""
+    return tuple(slice(to, to + len(index)) for to, index in box)
 
 
 def boxes(ranges: Sequence[Sequence[Range]], itemsize: int, chunk: int = CHUNK) -> Iterator[Box]:
@@ -205,34 +149,27 @@ def boxes(ranges: Sequence[Sequence[Range]], itemsize: int, chunk: int = CHUNK) 
     if 0 in held:
         return
     whole = prod(held) * itemsize
-    spans = [_spans(dim, whole // len(dim)) for dim in ranges]
-    for box in product(*spans):
+    for box in product(*(_spans(dim, whole // len(dim)) for dim in ranges)):
         yield from _bounded(box, itemsize, chunk)
 
 
-def _spans(ranges: Sequence[Range], nbytes: int) -> list[Span]:
-    """Return the spans to read of one dimension whose ranges have about `nbytes` each."""
+def _spans(ranges: Sequence[Range], nbytes: int) -> list[tuple[int, Tensor]]:
+    """Return what is read together of one dimension whose ranges have about `nbytes` each."""
+    held = [torch.arange(a, b) for a, b in ranges]
     if len(ranges) > MANY and nbytes < SMALL:
-        return [_picking(torch.cat([torch.arange(a, b) for a, b in ranges]), 0)]
-    out: list[Span] = []
-    to = 0
-    for a, b in ranges:
-        out.append(Span(a, b, to))
-        to += b - a
-    return out
-
-
-def box_bytes(box: Box, itemsize: int) -> int:
-    """Return how many bytes reading `box` takes."""
-    return prod(s.stop - s.start for s in box) * itemsize
+        return [(0, torch.cat(held))]
+    begins = accumulate((len(index) for index in held), initial=0)
+    return list(zip(begins, held, strict=False))
 
 
 def _bounded(box: Box, itemsize: int, chunk: int) -> Iterator[Box]:
     """Cut `box` along its outermost dimensions, so that each piece is contiguous in the file."""
-    size = box_bytes(box, itemsize)
-    dim = next((d for d, span in enumerate(box) if span.held > 1), None)
+    size = prod(len(index) for _, index in box) * itemsize
+    dim = next((d for d, (_, index) in enumerate(box) if len(index) > 1), None)
     if size <= chunk or dim is None:
         yield box
         return
-    for span in box[dim].split(min(ceil(size / chunk), box[dim].held)):
-        yield from _bounded((*box[:dim], span, *box[dim + 1 :]), itemsize, chunk)
+    to, index = box[dim]
+    for piece in index.split(max(len(index) * chunk // size, 1)):
+        yield from _bounded((*box[:dim], (to, piece), *box[dim + 1 :]), itemsize, chunk)
+        to += len(piece)

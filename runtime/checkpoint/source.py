@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from shardwright.errors import CheckpointError
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.checkpoint.header import Entry, read_header
 from shardwright.runtime.checkpoint.mapped import StoredFile
+from shardwright.runtime.checkpoint.names import few
 from shardwright.runtime.model.hub import USUAL, Hub
 
 SINGLE = "model.safetensors"
@@ -22,6 +24,15 @@ INDEX = "model.safetensors.index.json"
 
 LONGEST_NAME = 255
 """Most bytes of a file name."""
+
+SAMPLE = 1024
+"""Bytes of a tensor that a digest reads at a time."""
+
+SAMPLES = 16
+"""Samples of each tensor at least; shorter tensors are read in full."""
+
+SAMPLED = 4 << 20
+"""Bytes of a long tensor per sample: about one byte in 4,000 is read."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +96,33 @@ class Checkpoint:
                 sizes[entry.dtype] += entry.nbytes
         return sizes.most_common(1)[0][0] if sizes else None
 
+    def digest(self) -> str:
+        """Return a digest of the headers and of bytes sampled from all over each tensor.
+
+        Ranks compare it to see that all read the same weights. Further training, or one tensor of
+        another checkpoint, changes it. Two checkpoints that differ in only a few numbers of a long
+        tensor may have the same digest.
+        """
+        found = sha256()
+        for name, entry in sorted(self.tensors.items()):
+            found.update(f"{name} {entry.dtype} {entry.shape} {entry.nbytes}\n".encode())
+            file = self.files[entry.file]
+            for start, count in _samples(entry.nbytes):
+                found.update(file.bytes_at(file.data + entry.offset + start, count))
+        return f"digest {found.hexdigest()[:12]}"
+
     @property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
+
+
+def _samples(size: int) -> list[tuple[int, int]]:
+    """Return (start, length) of a tensor's samples: evenly spaced, the first and last bytes too."""
+    if size <= SAMPLES * SAMPLE:
+        return [(0, size)]
+    count = max(SAMPLES, size // SAMPLED)
+    return [(i * (size - SAMPLE) // (count - 1), SAMPLE) for i in range(count)]
 
 
 def _opened(path: Path) -> StoredFile:
@@ -107,7 +141,7 @@ def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
         indices = [directory / INDEX]
     if len(indices) > 1:
         raise CheckpointError(
-            f"{directory} has several indices ({_few(i.name for i in indices)}) and none is "
+            f"{directory} has several indices ({few(i.name for i in indices)}) and none is "
             f"{INDEX}: keep one of them"
         )
     if indices:
@@ -151,7 +185,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
         )
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
-            f"{index} names {_few(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            f"{index} names {few(missing)}, which {'is' if len(missing) == 1 else 'are'} "
             "not there: fetch the rest of the checkpoint"
         )
     return files, named
@@ -226,10 +260,3 @@ def _download(model_id: str, hub: Hub) -> Path:
 def _first_line(error: BaseException) -> str:
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
     return line if line.endswith(".") else f"{line}."
-
-
-def _few(names: Iterable[str], count: int = 3) -> str:
-    """Return the first few of `names`, and how many more there are."""
-    names = list(names)
-    more = len(names) - count
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

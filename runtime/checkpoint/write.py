@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, UsageError
@@ -59,13 +60,20 @@ def save(
         DistributedError: another rank failed or died.
         UsageError: `max_shard_size` is not a size.
     """
+    from huggingface_hub import split_state_dict_into_shards_factory
+
     if gather is None:
         from shardwright.runtime.redistribution.reshard import gather_whole as gather
     limit = parse_size(max_shard_size)
     tensors = _to_save(model, placements)
     shapes = {name: _whole_shape(tensor, placed) for name, (tensor, placed) in tensors.items()}
     sizes = {n: s.numel() * tensors[n][0].dtype.itemsize for n, s in shapes.items()}
-    files = _split(sizes, limit)
+    files = split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=int,
+        filename_pattern=SINGLE.replace(".", "{suffix}."),
+        max_shard_size=limit,
+    ).filename_to_tensors or {SINGLE: []}
     config = _config(model)
     draft = on_first(lambda: Draft.begin(Path(directory), config), directory)
     try:
@@ -96,7 +104,7 @@ def on_first(work: Callable[[], T], directory: str | Path) -> T | None:
         DistributedError: `work` failed otherwise on rank 0, or a rank died.
     """
     out, failure = None, None
-    if _rank() == 0:
+    if not dist.is_initialized() or dist.get_rank() == 0:
         try:
             out = work()
         except OSError as error:
@@ -163,30 +171,3 @@ def _whole_shape(tensor: Tensor, placement: Placement | None) -> torch.Size:
         return tensor.shape
     shape = placement.shape
     return torch.Size([tensor.shape[d] if n is None else n for d, n in enumerate(shape)])
-
-
-def _split(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
-    """Map file names to tensors in the model's order, filling one file after the other."""
-    shards: list[list[str]] = [[]]
-    room = limit
-    for name, size in sizes.items():
-        if size > room and shards[-1]:
-            shards.append([])
-            room = limit
-        shards[-1].append(name)
-        room -= size
-    if len(shards) == 1:
-        return {SINGLE: shards[0]}
-    stem = SINGLE.removesuffix(".safetensors")
-    return {
-        f"{stem}-{i:05}-of-{len(shards):05}.safetensors": names
-        for i, names in enumerate(shards, start=1)
-    }
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if _distributed() else 0
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -88,7 +88,7 @@ def refuse_kernels(config: Any, name: str | Path) -> None:
                     if isinstance(one, str) and "/" in one:
                         raise ModelError(
                             f"the config of {name} names code on the hub ({path}{key}: {one:.80}), "
-                            "which runs only with --trust-remote-code (trust_remote_code=True)"
+                            f"{ASK}"
                         )
 
 

@@ -25,7 +25,6 @@ from torch.nn import functional as F
 
 from shardwright.runtime.communication.collectives import begin_all_reduce
 from shardwright.runtime.communication.mesh import Group
-from shardwright.runtime.redistribution.writable import writable
 
 Again = Callable[[Tensor], Tensor]
 
@@ -173,3 +172,16 @@ def paid(reader: Any, grad: Tensor) -> Tensor:
     if owed is None or owed[0] != torch._C._current_graph_task_id():
         return grad
     return _of_weight(*owed[1:])
+
+
+def writable(made: Tensor, x: Tensor) -> Tensor:
+    """Return `made`, a function's result for `x`, as a non-view unless it is a view of `x`.
+
+    Torch does not let code write in place into a view that an autograd function returned.
+    """
+    if torch.compiler.is_compiling():
+        return made
+    base = made._base
+    if base is None or base is x or base is x._base:
+        return made
+    return torch.ops.aten._unsafe_view.default(made, made.shape)

@@ -20,9 +20,8 @@ from shardwright.planner.contract.redistribute import Step, steps
 from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.lengths import Length
-from shardwright.runtime.redistribution.overlap import overlaps, summed_behind
+from shardwright.runtime.redistribution.overlap import overlaps, summed_behind, writable
 from shardwright.runtime.redistribution.split import Split
-from shardwright.runtime.redistribution.writable import writable
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.faults.models import checkpoint as tiny
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint import digest, source
-from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
+from shardwright.runtime.checkpoint import source
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.model.build import empty_model
@@ -42,14 +41,14 @@ def test_another_save_in_place_of_an_open_one_is_not_read(
     file = saved(tmp_path) / "model.safetensors"
     want = load_file(file)
     checkpoint = Checkpoint.open(tmp_path)
-    before = digest_of_checkpoint(checkpoint)
+    before = checkpoint.digest()
     save_file({n: t + 1 for n, t in want.items()}, tmp_path / "new", metadata={"format": "pt"})
     (tmp_path / "new").replace(file)
-    assert digest_of_checkpoint(checkpoint) == before
+    assert checkpoint.digest() == before
     found = loaded(checkpoint, dtype)
     for name, tensor in want.items():
         assert torch.equal(found[name], tensor.to(found[name].dtype)), name
-    assert digest_of_checkpoint(Checkpoint.open(tmp_path)) != before
+    assert Checkpoint.open(tmp_path).digest() != before
 
 
 @pytest.mark.parametrize("how", ["written over", "cut off", "longer", "one byte"])
@@ -113,7 +112,7 @@ def test_another_value_of_any_tensor_is_another_digest(tmp_path: Path) -> None:
     tensors |= {"long": torch.randn(300_000), "one": torch.ones(()), "flags": torch.ones(9).bool()}
 
     def digested(folder: str, other: dict[str, torch.Tensor]) -> str:
-        return digest_of_checkpoint(Checkpoint.open(write(tmp_path / folder, {**tensors, **other})))
+        return Checkpoint.open(write(tmp_path / folder, {**tensors, **other})).digest()
 
     want = digested("same", {})
     assert digested("again", {}) == want
@@ -128,7 +127,7 @@ def test_an_eighth_of_a_tensor_is_enough(tmp_path: Path, part: int) -> None:
     whole = torch.randn(8, 20_000)
     found = set()
     for folder in ("whole", "other"):
-        found.add(digest_of_checkpoint(Checkpoint.open(write(tmp_path / folder, {"a": whole}))))
+        found.add(Checkpoint.open(write(tmp_path / folder, {"a": whole})).digest())
         whole[part] += 1
     assert len(found) == 2
 
@@ -136,7 +135,7 @@ def test_an_eighth_of_a_tensor_is_enough(tmp_path: Path, part: int) -> None:
 def test_few_bytes_are_read_of_long_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digest, "STEP", 1 << 16)
+    monkeypatch.setattr(source, "SAMPLED", 1 << 16)
     checkpoint = Checkpoint.open(write(tmp_path, {"a": torch.zeros(4 << 20), "b": torch.ones(5)}))
     read: list[int] = []
     file = next(iter(checkpoint.files.values()))
@@ -144,7 +143,7 @@ def test_few_bytes_are_read_of_long_tensors(
     monkeypatch.setattr(
         file, "bytes_at", lambda start, count: (read.append(count), at(start, count))[1]
     )
-    digest_of_checkpoint(checkpoint)
+    checkpoint.digest()
     assert 0 < sum(read) < 0.02 * checkpoint.nbytes
 
 

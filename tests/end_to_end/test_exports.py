@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright.planner.on_ranks.stock import Table, WholePlan, try_out
+from shardwright.planner.on_ranks.stock import Table, try_out
 from tests import planning, zoo
 
 needs_accelerate = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def test_transformers_carries_out_a_whole_plan(tmp_path) -> None:
     config, model = zoo.build("gpt2")
     plan = planning.plan(model, tp=2)
     model.save_pretrained(tmp_path)
-    ran = try_out(WholePlan(plan), type(model), str(tmp_path), zoo.inputs("gpt2", config), 2)
+    ran = try_out(Table(plan), type(model), str(tmp_path), zoo.inputs("gpt2", config), 2)
     assert ran.ok and ran.bytes == 2 * max(plan.predicted.parameter_bytes)  # in float64
 
 

@@ -25,7 +25,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.runs import folded_trace
 from shardwright.planner.trace.runs.folded_trace import traced
-from shardwright.planner.verify.first_run import of_first_run
+from shardwright.planner.verify.recost import of_first_run
 from tests.planning import ASKED
 
 LAYERS = 6

@@ -19,7 +19,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.proven import Model, proven, ranks_to_run
 from shardwright.planner.exports.stock.table import MOST, WHOLE
-from shardwright.planner.on_ranks.stock import Source, Table, WholePlan
+from shardwright.planner.on_ranks.stock import Source, Table
 
 IN_TORCH = {
     "colwise": "ColwiseParallel()",
@@ -136,7 +136,7 @@ def _with_own_style(plan: Plan, model: Model) -> str:
     ranks = ranks_to_run(plan)
     along = plan.workload.sequence_parallel
     again = make_plan(model.small, tp=ranks, objective="memory", sequence_parallel=along)
-    ran = model.run(WholePlan(again), ranks)
+    ran = model.run(Table(again), ranks)
     predicted = max(again.predicted.parameter_bytes) / again.predicted.unsharded_bytes
     if not (ran.ok and ran.share <= MOST * predicted):
         raise PlanError(
