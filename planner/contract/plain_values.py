@@ -24,6 +24,9 @@ that no traced call ran. The root module handles each flag that changes what it 
 CONTAINERS = (dict, list, tuple)
 """Types of arguments whose plain values are named by their place: `name.key` or `name.0`."""
 
+BLOCK_MASK = "BlockMask"
+"""The class of masks of `flex_attention`: each holds a function of its own."""
+
 PLAIN = (bool, int, float, str, type(None))
 SET_BY_TORCH = ("training", "_is_full_backward_hook")
 """Plain attributes that torch sets on modules, which do not affect what a module computes."""

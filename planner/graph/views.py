@@ -36,7 +36,7 @@ def _shares(op: str) -> bool:
 
 def moved(op: Op, _: str) -> str | None:
     """Return the operand whose values the results of an op hold; None if the op computes."""
-    return op.inputs[0] if is_move(op.call) else None
+    return op.inputs[0] if op.inputs and is_move(op.call) else None
 
 
 def is_move(call: OpCall) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import MASKS, slot_pattern
-from shardwright.planner.contract.plain_values import CONTAINERS, FREE, is_code
+from shardwright.planner.contract.plain_values import BLOCK_MASK, CONTAINERS, FREE, is_code
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, returned
@@ -186,7 +186,7 @@ class ProvenCalls:
                 if value.requires_grad and name in MASKS:
                     raise UsageError(self._of_mask(name))
                 continue
-            if is_code(value) and name not in self.given:
+            if type(value).__name__ == BLOCK_MASK or (is_code(value) and name not in self.given):
                 yield name
                 continue
             if is_own(value):

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
+from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.input_values import remember
@@ -221,10 +222,19 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         return duplicate(module)
     memo: dict[int, Any] = {}
     computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
-    for t in {id(t): t for t in (*tensors, *computed)}.values():
+    for t in {id(t): t for t in (*tensors, *computed, *_of_block_masks(module))}.values():
         empty = torch.empty_like(t.detach(), device="meta")
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
+
+
+def _of_block_masks(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors of block masks in attributes: `flex_attention` takes them on its device."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    values = (v for m in module.modules() for v in vars(m).values())
+    for mask in (v for v in values if isinstance(v, BlockMask)):
+        yield from (t for t in mask.as_tuple() if isinstance(t, torch.Tensor))
 
 
 def _is_computed(value: Any) -> bool:
@@ -233,8 +243,27 @@ def _is_computed(value: Any) -> bool:
 
 
 def to_meta(value: Any) -> Any:
-    """Return the inputs with tensors moved to meta."""
-    return tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
+    """Return the inputs with tensors moved to meta.
+
+    Raises:
+        ModelError: a block mask of `flex_attention` or a nested tensor is among them.
+    """
+
+    def moved(leaf: Any) -> Any:
+        if type(leaf).__name__ == BLOCK_MASK:
+            raise ModelError(
+                "a BlockMask is among the example inputs, and the mask function in it may be "
+                "another in each call: give the tensors that it is made of, and call "
+                "create_block_mask in the model's forward"
+            )
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            raise ModelError(
+                "a nested (jagged) tensor is among the example inputs: give a padded tensor and a "
+                "mask of it"
+            )
+        return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(moved, value)
 
 
 GET_BASE = "get_base_model"

@@ -1,6 +1,7 @@
-"""Run TorchScript functions as the Python code that they were compiled from.
+"""Run compiled functions as the Python code that they were compiled from.
 
-Compiled code hides what it does with sizes, and its calls do not count as calls of model code. A
+Code compiled by TorchScript hides what it does with sizes, and its calls do not count as calls of
+model code. What `torch.compile` made runs eagerly, as its results are the same. A TorchScript
 function that was traced or loaded from a file has no Python code: the module that calls it then
 becomes one op.
 """
@@ -32,7 +33,8 @@ def as_python() -> Iterator[None]:
 
     Compiled.__call__ = call
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         Compiled.__call__ = before
 

@@ -21,6 +21,7 @@ from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsD
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record import boundaries, parametrized
+from shardwright.planner.trace.record.flex_attention import flex_attention_as_ops
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
 from shardwright.planner.trace.record.torchscript import as_python
@@ -115,6 +116,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         warnings.catch_warnings(),
         by_heads(module),
         as_python(),
+        flex_attention_as_ops(),
         answered(),
         parametrized.refused(module),
         in_place(),

@@ -1,0 +1,102 @@
+"""Trace `flex_attention` as the ops that it stands for, with its mask and score functions.
+
+Its functions get the numbers of the batch entry, head, query and key. Each number is an `arange` of
+a dim in the trace. If a function depends on the number of a head, heads cannot be sharded: a rank
+would number its heads from 0. All other functions do the same for the heads of each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+BLOCKS = "_convert_mask_to_block_mask"
+SPARSE = "_create_sparse_block_from_block_mask"
+HOP = "flex_attention_hop"
+DEVICE = "_validate_device"
+"""Functions in torch's module that `flex_attention` and `create_block_mask` call."""
+
+
+@contextmanager
+def flex_attention_as_ops() -> Iterator[None]:
+    """Context manager in which `flex_attention` of this thread calls plain ops."""
+    instead = {BLOCKS: _undivided, SPARSE: _without_blocks, HOP: attend, DEVICE: _any_device}
+    before = {name: getattr(flex, name) for name in instead}
+    thread = get_ident()
+
+    def here(own: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (made if get_ident() == thread else own)(*args, **kwargs)
+
+        return call
+
+    for name, made in instead.items():
+        setattr(flex, name, here(before[name], made))
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(flex, name, own)
+
+
+def _any_device(*tensors: Tensor) -> None:
+    """Accept tensors on meta."""
+
+
+def _undivided(mask: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    return mask, None
+
+
+def _without_blocks(
+    masks: tuple[Tensor, None],
+    mask_mod: Any,
+    lengths: tuple[int, int],
+    queries: int,
+    keys: int,
+) -> flex.BlockMask:
+    """Return a block mask with the sizes of the real one, but without knowing what is masked."""
+    batch, heads, rows, columns = masks[0].shape
+    down, across = -(-int(rows) // queries), -(-int(columns) // keys)
+    counts = masks[0].new_empty((batch, heads, down), dtype=torch.int32)
+    indices = masks[0].new_empty((batch, heads, down, across), dtype=torch.int32)
+    return flex.BlockMask(
+        lengths, counts, indices, None, None, None, None, None, None, (queries, keys), mask_mod
+    )
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor],
+    block_mask: tuple[Any, ...],
+    scale: float,
+    kernel_options: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what torch's `flex_attention_hop` returns: output, logsumexp and greatest scores."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    precise = torch.float64 if query.dtype == torch.float64 else torch.float32
+    heads = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(heads, 1) if heads > 1 else x for x in (key, value))
+    scores = (query.to(precise) @ key.to(precise).transpose(-2, -1)) * scale
+    numbers = [torch.arange(n, device=scores.device) for n in scores.shape]
+    counts = block_mask[2]
+    with TransformGetItemToIndex():
+        seen = flex._vmap_for_bhqkv(block_mask[-1], prefix=())(*numbers)
+        scores = flex._vmap_for_bhqkv(score_mod, prefix=(0,))(scores, *numbers)
+    if any(n > 1 for n in counts.shape[:2]):  # sizes of the mask are those of the queries
+        seen = seen & (counts[:, :, :1, None] == counts[:, :, :1, None])
+    scores = scores.to(precise).masked_fill(~seen, -torch.inf)
+    weights = torch._safe_softmax(scores, dim=-1)
+    output = weights.to(query.dtype) @ value.to(query.dtype)
+    return output, scores.logsumexp(-1) / LN2, scores.amax(-1) / LN2
+
+
+LN2 = 0.6931471805599453
