@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from shardwright.errors import ModelError
 from shardwright.planner.problem.pins import Pin
+from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.folded_trace import Traced, trace_all
 
@@ -50,5 +51,7 @@ def trace_model(
         try:
             return trace_all(valued, pins, ends, folds)
         except ModelError as error:
-            failed = error
+            given = valued.args, valued.kwargs
+            floats = any(value.is_floating_point() for _, value in pairs(given, given))
+            failed = failed if floats else error  # advice for integers is of use, this is not
     raise failed

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.data_queries.model_code import answer_that_goes_on
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
+from tests.planning import plan
 
 EXPERTS, HIDDEN = 4, 32
 
@@ -269,3 +271,21 @@ def test_which_way_code_goes_on(code: str, tmp_path: Path) -> None:
         for n in lines
         if answer_that_goes_on(str(file), n) is not None
     } == ({want} - {None})
+
+
+class CountsLarge(nn.Module):
+    """Branches on a number that a floating-point input says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = (x[:, 0, 0] > 0).sum().item()
+        return self.down(self.up(x)) if count > 1 else self.down(self.up(x[:, :1])) * count
+
+
+def test_values_of_floats_answer_no_branch() -> None:
+    """Other data would take the other branch."""
+    with pytest.raises(ModelError, match="it reads numbers off data|a number that only data has"):
+        plan(CountsLarge(), 2, args=(torch.ones(3, 19, 16),))

@@ -49,6 +49,8 @@ class KnownValues:
         """Tensors of random numbers in [0, 1)."""
         self._fakes = fakes or nullcontext()
         self._most = MOST
+        self._of_floats = WeakIdKeyDictionary()
+        """Tensors whose values are computed from floating-point inputs."""
 
     def result(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
@@ -67,7 +69,7 @@ class KnownValues:
                 device = next(t.device for t in tensors_in((args, kwargs)))
                 with self._fakes:
                     out = tree_map(lambda v: _like(v, device), made)
-                self._keep(out, made)
+                self._keep(out, made, (args, kwargs))
                 return out, True
             if func is aten.bincount.default and (bins := _bins(*args, **kwargs)) is not None:
                 with self._fakes:
@@ -87,7 +89,7 @@ class KnownValues:
         if made is None:
             self._forget(func, args)
         else:
-            self._keep(out, made)
+            self._keep(out, made, (args, kwargs))
         return out, False
 
     def keep(self, tensor: Tensor, value: Tensor) -> None:
@@ -99,6 +101,12 @@ class KnownValues:
         """Note the value of an input of the model."""
         self.keep(tensor, value)
         self._most = max(self._most, value.numel() + 1)
+        if value.is_floating_point():
+            self._of_floats[tensor] = True
+
+    def of_floats(self, *tensors: Tensor) -> bool:
+        """Return whether one of these values is computed from floating-point inputs."""
+        return bool(self._of_floats) and any(t in self._of_floats for t in tensors)
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return the value of `tensor`; None if it is not known."""
@@ -108,6 +116,8 @@ class KnownValues:
         """Note that `made` has the value of `given`, if that is known."""
         if given in self:
             self.keep(made, self._values[given])
+            if self.of_floats(given):
+                self._of_floats[made] = True
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._ids and tensor in self._values
@@ -125,9 +135,13 @@ class KnownValues:
             except Exception:  # any exception of a kernel: not every dtype has one
                 return None
 
-    def _keep(self, out: Any, made: Any) -> None:
+    def _keep(self, out: Any, made: Any, of: Any) -> None:
+        """Keep the results `made` of an op with the arguments `of`."""
+        of_floats = self.of_floats(*tensors_in(of))
         for name, value in zip(tensors_in(out), tensors_in(made), strict=True):
             self.keep(name, value)
+            if of_floats:
+                self._of_floats[name] = True
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
         """Forget the values of tensors in memory that an op writes unknown values to."""

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import inner
+from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
@@ -149,6 +151,11 @@ class Functional(FunctionalTensorMode):
             for a, x in pairs
             if a.alias_info and a.alias_info.is_write and isinstance(x, FunctionalTensor)
         ]
+        if changed and can_auto_functionalize(func):
+            raise Unproven(
+                f"the op {func.name()} writes to its arguments (mutates_args): let it return new "
+                "tensors, or call it in a module of its own, which then stays whole"
+            )
         before = [inner(x) for x in changed]
         self.overwritten += before
         out = super().__torch_dispatch__(func, types, args, kwargs)

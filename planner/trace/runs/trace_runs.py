@@ -7,6 +7,7 @@ enters or leaves a module (`boundaries.py`). The provenance of sizes is noted (`
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record import boundaries, parametrized
 from shardwright.planner.trace.record.flex_attention import flex_attention_as_ops
+from shardwright.planner.trace.record.higher_order_ops import higher_order_ops_as_python
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
 from shardwright.planner.trace.record.torchscript import as_python
@@ -41,6 +43,10 @@ ON_META = "give inputs with which its forward runs on meta tensors"
 IN_A_MODULE = (
     "give example inputs with integers that its forward runs on, not on meta, or put the code that "
     "needs data into a module within it, which then stays whole"
+)
+NESTED = (
+    "it makes nested (jagged) tensors: give padded tensors and a mask, or make and use them in a "
+    "module of its own, which then stays whole"
 )
 """Advice in errors: if the root does not run on meta, and if its own code depends on data."""
 
@@ -117,6 +123,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         by_heads(module),
         as_python(),
         flex_attention_as_ops(),
+        higher_order_ops_as_python(),
         answered(),
         parametrized.refused(module),
         in_place(),
@@ -146,7 +153,8 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 raise
             except Retrace:
                 continue
-            except Exception as error:
+            except Exception as raised:
+                error = Unproven(NESTED) if _makes_nested(raised) else raised
                 keeps = keeps or (error if isinstance(error, Keeps) else None)
                 needs_data = isinstance(error, DATA_DEPENDENT)
                 if opaque.after(error, entered):
@@ -162,6 +170,12 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 raise ModelError(
                     f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
                 ) from error
+
+
+def _makes_nested(error: Exception) -> bool:
+    """Return whether torch's code for nested tensors failed."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(f.f_globals.get("__name__", "").startswith("torch.nested") for f, _ in frames)
 
 
 def called(found: Record) -> set[str]:

@@ -22,6 +22,7 @@ from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record.fake_mode import META, LikeReal, OnMeta
 from shardwright.planner.trace.record.flex_attention import flex_attention_as_ops
+from shardwright.planner.trace.record.higher_order_ops import higher_order_ops_as_python
 from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run, Runner, cast
@@ -181,6 +182,7 @@ def run_on_fake(
         by_heads(module),
         as_python(),
         flex_attention_as_ops(),
+        higher_order_ops_as_python(),
         answered(),
         in_place(),
     ):

@@ -1,0 +1,82 @@
+"""Trace `torch.cond` and `torch.while_loop` as the Python code that they stand for.
+
+A condition on data is answered as that of an `if` (`data_queries/`): both branches are traced. A
+loop is traced with the passes that it makes, which must not depend on data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+
+from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.data_queries.queries import DataQueries
+
+COND, LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
+for _name in (COND, LOOP):
+    import_module(_name)
+
+MOST = 64
+"""The most passes that are traced."""
+
+
+@contextmanager
+def higher_order_ops_as_python() -> Iterator[None]:
+    """Context manager in which these functions run as Python code in this thread."""
+    places = ((COND, "cond_op", _cond), (LOOP, "while_loop_op", _while))
+    before = [(module, name, getattr(sys.modules[module], name)) for module, name, _ in places]
+    thread = get_ident()
+
+    def here(own: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (made if get_ident() == thread else own)(*args, **kwargs)
+
+        return call
+
+    for (module, name, made), (_, _, own) in zip(places, before, strict=True):
+        setattr(sys.modules[module], name, here(own, made))
+    try:
+        yield
+    finally:
+        for module, name, own in before:
+            setattr(sys.modules[module], name, own)
+
+
+def _cond(condition: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any) -> Any:
+    return yes(*operands) if condition else no(*operands)
+
+
+def _while(
+    condition: Callable[..., Any], body: Callable[..., Any], carried: Any, more: Any = ()
+) -> Any:
+    """Run the passes of a loop.
+
+    Raises:
+        Unproven: data decides how many there are, or there are more than `MOST`.
+    """
+    carried = tuple(carried)
+    for _ in range(MOST):
+        goes_on = condition(*carried, *more)
+        if not _is_known(goes_on):
+            break
+        if not goes_on:
+            return carried
+        carried = tuple(body(*carried, *more))
+    raise Unproven(
+        f"torch.while_loop makes as many passes as data says, or over {MOST}: use a Python loop "
+        "over a range, or put it into a module of its own, which then stays whole"
+    )
+
+
+def _is_known(condition: Any) -> bool:
+    """Return whether the value of a condition does not depend on data."""
+    queries = [m for m in _get_current_function_mode_stack() if isinstance(m, DataQueries)]
+    is_tensor = isinstance(condition, torch.Tensor)
+    return not is_tensor or any(m.value(condition) is not None for m in queries)
