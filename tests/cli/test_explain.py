@@ -79,17 +79,6 @@ def test_what_cannot_be_has_the_ops_that_forbid_it(run: Run, model: Path, planne
     assert all("_layernorm' (modeling_llama.py:" in r for r in reasons)
 
 
-def test_an_alternative_that_takes_too_long(
-    run: Run, model: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardwright.planner.report.explain.SECONDS", 1e-9)
-    name = "model.layers.*.mlp.up_proj.weight"
-    [found] = explained(run, planned[0], name, model)
-    assert [(a["solved"], a["impossible"]) for a in found["alternatives"]] == [(False, [])] * 2
-    lines = words(run("explain", planned[0], name, model))
-    assert {"replicate: not solved in time", "shard:1: not solved in time"} <= {*lines}
-
-
 def test_an_axis_that_is_too_short_is_said_to_be(run: Run, tmp_path: Path) -> None:
     config, module = zoo.build("gpt2")
     config.architectures = [type(module).__name__]

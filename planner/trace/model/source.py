@@ -49,7 +49,7 @@ class Source:
     wishes: tuple[Wish, ...] = ()
     """The alternatives for each further run."""
     valued: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
-    """`args` and `kwargs` with values attached: of integer tensors, then of all tensors."""
+    """`args` and `kwargs` with values of integer tensors attached."""
     by_value: bool = False
     """Whether the inputs are some of the `valued` ones."""
     trains: bool = False
@@ -140,8 +140,9 @@ def read_source(
         return Source(module, (), named, *identity, more, **_further(module, (), named, *fuller))
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
     calls = _further(module, *on_meta)
-    found = (remember(given, on_meta, floats) for floats in (False, True))
-    valued = tuple(each for each in found if each is not None)
+    # Values of floats would let code branch on them unnoticed, through `int(x.sum())`.
+    found = remember(given, on_meta, False)
+    valued = () if found is None else (found,)
     return Source(module, *on_meta, *identity, **calls, valued=valued)
 
 
