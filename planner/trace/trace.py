@@ -26,7 +26,6 @@ from collections.abc import Sequence
 
 from shardwright.errors import ModelError
 from shardwright.planner.problem.pins import Pin
-from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.folded_trace import Traced, trace_all
 
@@ -37,21 +36,15 @@ def trace_model(
     """Trace the result of `read_source`: steps 2 to 6.
 
     A model that cannot be traced without data is traced again with the values of the integers and
-    masks among its example inputs, and if that is not enough, with the values of all of them. The
-    plan then holds for what the code does with these values.
+    masks among its example inputs. The plan then holds for what the code does with these values.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     try:
         return trace_all(source, pins, ends, folds)
-    except ModelError as error:
-        failed = error
-    for valued in source.with_values():
-        try:
-            return trace_all(valued, pins, ends, folds)
-        except ModelError as error:
-            given = valued.args, valued.kwargs
-            floats = any(value.is_floating_point() for _, value in pairs(given, given))
-            failed = failed if floats else error  # advice for integers is of use, this is not
-    raise failed
+    except ModelError:
+        valued = source.with_values()
+        if valued is None:
+            raise
+        return trace_all(valued, pins, ends, folds)

@@ -24,7 +24,7 @@ from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
-"""Values of results with this many elements or more are not kept, if no input is as large."""
+"""Values of results with this many elements or more are not kept."""
 
 CPU = torch.device("cpu")
 
@@ -48,9 +48,6 @@ class KnownValues:
         self._uniform = WeakIdKeyDictionary()
         """Tensors of random numbers in [0, 1)."""
         self._fakes = fakes or nullcontext()
-        self._most = MOST
-        self._of_floats = WeakIdKeyDictionary()
-        """Tensors whose values are computed from floating-point inputs."""
 
     def result(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
@@ -69,7 +66,7 @@ class KnownValues:
                 device = next(t.device for t in tensors_in((args, kwargs)))
                 with self._fakes:
                     out = tree_map(lambda v: _like(v, device), made)
-                self._keep(out, made, (args, kwargs))
+                self._keep(out, made)
                 return out, True
             if func is aten.bincount.default and (bins := _bins(*args, **kwargs)) is not None:
                 with self._fakes:
@@ -84,29 +81,18 @@ class KnownValues:
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
         else:
-            small = known and sum(t.numel() for t in tensors_in(out)) < self._most
+            small = known and sum(t.numel() for t in tensors_in(out)) < MOST
             made = self._computed(func, args, kwargs) if small else None
         if made is None:
             self._forget(func, args)
         else:
-            self._keep(out, made, (args, kwargs))
+            self._keep(out, made)
         return out, False
 
     def keep(self, tensor: Tensor, value: Tensor) -> None:
         """Note that `tensor` has this value."""
         self._values[tensor] = value
         self._ids.add(id(tensor))
-
-    def given(self, tensor: Tensor, value: Tensor) -> None:
-        """Note the value of an input of the model."""
-        self.keep(tensor, value)
-        self._most = max(self._most, value.numel() + 1)
-        if value.is_floating_point():
-            self._of_floats[tensor] = True
-
-    def of_floats(self, *tensors: Tensor) -> bool:
-        """Return whether one of these values is computed from floating-point inputs."""
-        return bool(self._of_floats) and any(t in self._of_floats for t in tensors)
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return the value of `tensor`; None if it is not known."""
@@ -116,8 +102,6 @@ class KnownValues:
         """Note that `made` has the value of `given`, if that is known."""
         if given in self:
             self.keep(made, self._values[given])
-            if self.of_floats(given):
-                self._of_floats[made] = True
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._ids and tensor in self._values
@@ -135,13 +119,9 @@ class KnownValues:
             except Exception:  # any exception of a kernel: not every dtype has one
                 return None
 
-    def _keep(self, out: Any, made: Any, of: Any) -> None:
-        """Keep the results `made` of an op with the arguments `of`."""
-        of_floats = self.of_floats(*tensors_in(of))
+    def _keep(self, out: Any, made: Any) -> None:
         for name, value in zip(tensors_in(out), tensors_in(made), strict=True):
             self.keep(name, value)
-            if of_floats:
-                self._of_floats[name] = True
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
         """Forget the values of tensors in memory that an op writes unknown values to."""

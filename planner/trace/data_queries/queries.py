@@ -1,7 +1,6 @@
 """Answers to queries of model code about tensor data in a trace. `ANSWERS` lists the functions.
 
-If the value of a tensor is known without data (`known_values.py`), the answer is that value. If it
-is known from floating-point inputs, counts have that value, and code must not branch on it. Else:
+If the value of a tensor is known without data (`known_values.py`), the answer is that value. Else:
 
 | query | answer | consequence |
 |---|---|---|
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS, has_rows
@@ -49,7 +48,7 @@ from shardwright.planner.trace.data_queries.model_code import (
     may_be_caught,
     model_frame,
 )
-from shardwright.planner.trace.data_queries.stand_ins import Count, DataList, DataNumber
+from shardwright.planner.trace.data_queries.stand_ins import DataList, DataNumber
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries.harmless import given_back, harmless
 from shardwright.planner.trace.record.record import Record
@@ -157,12 +156,8 @@ class DataQueries(TorchFunctionMode):
         if known(x):
             return func(x)
         if (value := self.value(x)) is not None:
-            of_floats = self.values.of_floats(inner(x))
-            if not of_floats:
-                with on_data():
-                    return func(value)
-            if func.__name__ != "__bool__" and not value.dtype.is_floating_point:
-                return tree_map(Count, value.tolist())
+            with on_data():
+                return func(value)
         self.read(x)
         if id(x) in self.checked:
             return True

@@ -58,20 +58,6 @@ class DataList:
         return self.passes()
 
 
-class Count(int):
-    """A number that the values of floating-point inputs say; code must not branch on it."""
-
-    __hash__ = int.__hash__
-
-
-def _branches(*_: Any) -> NoReturn:
-    raise NeedsData("it branches on a number that the values of its inputs say")
-
-
-for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__"):
-    setattr(Count, _name, _branches)
-
-
 KEPT = frozenset(
     """
 __class__ __new__ __init__ __getattribute__ __setattr__ __delattr__ __init_subclass__ __doc__

@@ -9,18 +9,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 MOST = 1 << 14
-"""Values of tensors of integers with this many elements or more are not kept."""
+"""Values of tensors with this many elements or more are not kept."""
 
 
-def remembered(value: Any, meta: torch.Tensor, floats: bool = False) -> torch.Tensor:
-    """Return `meta` with `value` attached, if that is a small integer or bool tensor with data.
-
-    With `floats`, tensors of all dtypes and sizes get their values.
-    """
-    if not isinstance(value, torch.Tensor) or value.is_meta:
+def remembered(value: Any, meta: torch.Tensor) -> torch.Tensor:
+    """Return `meta` with `value` attached, if that is a small integer or bool tensor with data."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.numel() >= MOST:
         return meta
-    large = value.numel() >= MOST or value.is_floating_point() or value.is_complex()
-    if large and not floats:
+    if value.is_floating_point() or value.is_complex():
         return meta
     meta = torch.empty_like(meta)
     meta.shardwright_value = value.detach().cpu().clone()  # type: ignore[attr-defined]
@@ -34,10 +30,9 @@ def pairs(given: Any, made: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield after, value
 
 
-def remember(given: Any, on_meta: Any, floats: bool = False) -> Any:
-    """Return `on_meta` with the values of tensors in `given`; None if no more than without."""
+def remember(given: Any, on_meta: Any) -> Any:
+    """Return `on_meta` with the values of integer tensors in `given`; None if there are none."""
     found = tree_map(
-        lambda a, b: remembered(a, b, floats) if isinstance(b, torch.Tensor) else b, given, on_meta
+        lambda a, b: remembered(a, b) if isinstance(b, torch.Tensor) else b, given, on_meta
     )
-    valued = [value for _, value in pairs(found, found)]
-    return found if any(v.is_floating_point() for v in valued) or (valued and not floats) else None
+    return found if any(True for _ in pairs(found, found)) else None

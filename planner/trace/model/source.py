@@ -48,10 +48,10 @@ class Source:
     """Other calls that users make: with padding masks, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
     """The alternatives for each further run."""
-    valued: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
-    """`args` and `kwargs` with values of integer tensors attached."""
+    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """`args` and `kwargs` with the values of integer tensors attached; None if there are none."""
     by_value: bool = False
-    """Whether the inputs are some of the `valued` ones."""
+    """Whether the inputs are the `valued` ones."""
     trains: bool = False
     """Whether the plan is for training."""
     by_rows: bool = False
@@ -83,11 +83,13 @@ class Source:
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
         return replace(found, by_rows=by_rows)
 
-    def with_values(self) -> Iterator[Source]:
-        """Yield the source with each of the `valued` inputs."""
-        for args, kwargs in self.valued:
-            calls = _further(self.module, args, kwargs)
-            yield replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
+    def with_values(self) -> Source | None:
+        """Return the source with the `valued` inputs; None if there are none."""
+        if self.valued is None:
+            return None
+        args, kwargs = self.valued
+        calls = _further(self.module, args, kwargs)
+        return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
 
     @property
     def runs(self) -> list[Run]:
@@ -141,9 +143,7 @@ def read_source(
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
     calls = _further(module, *on_meta)
     # Values of floats would let code branch on them unnoticed, through `int(x.sum())`.
-    found = remember(given, on_meta, False)
-    valued = () if found is None else (found,)
-    return Source(module, *on_meta, *identity, **calls, valued=valued)
+    return Source(module, *on_meta, *identity, **calls, valued=remember(given, on_meta))
 
 
 def _further(

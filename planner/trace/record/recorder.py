@@ -66,7 +66,7 @@ def record(
         given = tree_map(_like, arguments)
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
-            recorder.known.given(tensor, value)
+            recorder.known.keep(tensor, value)
         states, keeps = States(module, functional.aliases), any(run.again for run in runs)
         numbers = numbers or KeptNumbers()
         kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))

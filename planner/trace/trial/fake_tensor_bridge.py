@@ -170,7 +170,7 @@ def run_on_fake(
         return [spec.empty() for spec in given]
 
     for tensor, value in valued:
-        fake.known.given(tensor, value)
+        fake.known.keep(tensor, value)
     with (
         alone(),
         isolated(module),
