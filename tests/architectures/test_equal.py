@@ -42,7 +42,7 @@ def test_equal_in_float64(kind: str, name: str) -> None:
         assert predicted(plan) == {"forward": dict(found.forward), "backward": dict(found.backward)}
 
 
-@pytest.mark.parametrize("name", ["cohere", "gpt_neox", "phi"])
+@pytest.mark.parametrize("name", ["cohere", "gpt_neox"])
 def test_parallel_attention_and_mlp_share_an_all_reduce(name: str) -> None:
     """Where a layer adds attention and MLP to the residual at once, one all-reduce does."""
     counts = []
@@ -61,16 +61,3 @@ def test_two_collectives_backward_per_layer() -> None:
         plan = planning.plan(model, tp=2)
         counts.append(sum(c.count for c in plan.predicted.collectives if c.phase == "backward"))
     assert counts[1] - counts[0] == 2
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3"])
-def test_all_solvers_find_the_same_plan(name: str) -> None:
-    """They agree to the byte, but for their names."""
-    _, model = build("causal", name, torch.float32)
-    names = ("cpsat", "backtracking")
-    plans = [planning.plan(model, tp=2, solver=s) for s in names]
-    assert [p.solver.name for p in plans] == list(names)
-    assert {p.solver.status for p in plans} == {"optimal"}
-    assert {p.solver.gap for p in plans} == {0}
-    assert all(p.modules == plans[0].modules for p in plans)
-    assert all(p.solver.objective == plans[0].solver.objective for p in plans)

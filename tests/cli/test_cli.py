@@ -185,21 +185,6 @@ def test_colours_on_a_terminal_alone(
 # --- files
 
 
-def test_two_runs_write_the_same_bytes(model: Path, planned: tuple[Path, Result]) -> None:
-    """Whatever the order of sets is."""
-    processes = []
-    for seed in "01":
-        path = model.parent / f"seed-{seed}.json"
-        start = [sys.executable, "-m", "shardwright", "plan", model]
-        command = [*start, "--tp", "2", "--objective", "memory", "-q", "-o", path]
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT / "src")}
-        processes.append((path, subprocess.Popen(command, env=env, stderr=subprocess.PIPE)))
-    for path, process in processes:
-        assert process.communicate(timeout=120)[1] == b""
-        assert process.returncode == 0
-        assert path.read_bytes() == planned[0].read_bytes()
-
-
 def test_failing_write_leaves_no_file(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

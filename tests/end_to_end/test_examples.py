@@ -1,30 +1,33 @@
-"""Every example runs as its own docstring says, and says at its end that all is well."""
+"""Every example runs with the arguments of its docstring, and says that all is well.
+
+Ranks are forked, with the environment of torchrun: that is much faster than torchrun, which one
+example uses, and which `tests/test_docs.py` runs.
+"""
 
 import ast
 import re
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.demo_launch import ROOT, free_port, torchrun
+from benchmarks.demo_launch import ROOT
+from benchmarks.forked import run_forked
 from benchmarks.training import write_start
-from examples import train_3d
+from examples import restart, train_3d
+
+from .as_main import as_main
 
 SAYS = {
     "generate": "the same tokens as the unsplit model",
     "lora": "merged into the unsplit model: as trained unsplit",
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
-    "restart": "3 starts, 8 steps, and the losses of a run without restart",
     "train": "saved, and read by transformers",
     "trainer": "that of the checkpoint, as plain transformers reads it",
 }
-"""Example -> what it prints when it has compared all that it computes; `train_3d` is run below."""
+"""Example -> what it prints when it has compared all that it computes; others are run below."""
 
 
 def command(name: str) -> str:
@@ -35,27 +38,40 @@ def command(name: str) -> str:
     return found[1]
 
 
+def started(
+    name: str, arguments: list[str], ranks: int, folder: Path, environ: dict[str, str] | None = None
+) -> str:
+    """What the ranks of an example print, if all end well."""
+    own = [{**(environ or {})} for _ in range(ranks)]
+    ends = run_forked(ranks, as_main, (f"examples.{name}", arguments), folder, environ=own)
+    assert [end.how for end in ends] == ["well"] * ranks, [end.log for end in ends]
+    return "".join(end.log for end in ends)
+
+
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SAYS, "train_3d"}
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert found == {*SAYS, "restart", "train_3d"}
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
 def test_example(name: str, tmp_path: Path) -> None:
     how = re.sub(r" \[?DIRECTORY.*", "", command(name))
-    arguments = [tmp_path] if how != command(name) else []
-    if start := re.fullmatch(rf"torchrun --nproc-per-node (\d) (.* )?examples/{name}\.py", how):
-        options = (start[2] or "").split()
-        ranks = int(start[1])
-        out = torchrun(f"examples.{name}", arguments, ranks=ranks, options=options, timeout=120)
-    else:
-        assert how == f"python examples/{name}.py"
-        run = [sys.executable, "-m", f"examples.{name}", *map(str, arguments)]
-        out = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert SAYS[name] in out
+    arguments = [str(tmp_path)] if how != command(name) else []
+    start = re.fullmatch(rf"torchrun --nproc-per-node (\d) examples/{name}\.py", how)
+    assert start
+    assert SAYS[name] in started(name, arguments, int(start[1]), tmp_path)
 
 
-def test_a_run_goes_on_in_another_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tp 2 on two nodes, dp 2 x tp 2, dp 2 x cp 2: as one process without a stop.
+def test_ranks_that_are_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By torchrun, after one was killed."""
+    assert command("restart") == "python examples/restart.py DIRECTORY [RANK:STEP...]"
+    restart.main(tmp_path, ["1:5"])
+    said = "2 starts, 8 steps, and the losses of a run without restart"
+    assert said in capfd.readouterr().out
+
+
+def test_a_run_goes_on_in_another_layout(tmp_path: Path) -> None:
+    """tp 2, dp 2 x tp 2, dp 2 x cp 2: as one process without a stop.
 
     Some weights are fused, which torch's checkpoints know nothing of.
     """
@@ -63,24 +79,13 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path, monkeypatch: pytest.Mon
         "DP_SIZE=2 TP_SIZE=2 torchrun --nproc-per-node 4 examples/train_3d.py DIRECTORY [--resume]"
     )
 
-    def run(ranks: int, to: int, *resume: str, nodes: int = 1, **sizes: int) -> str:
-        for name, size in {"DP": 1, "CP": 1, "TP": 1, **sizes}.items():
-            monkeypatch.setenv(f"{name}_SIZE", str(size))
-        monkeypatch.setenv("STEPS", str(to))
-        port = str(free_port())
-
-        def node(number: int) -> str:
-            """What the agent of one node starts, which knows of the others by an address."""
-            where = ["--nnodes", str(nodes), "--node-rank", str(number), "--master-port", port]
-            arguments = [tmp_path, *resume]
-            each = ranks // nodes
-            return torchrun("examples.train_3d", arguments, ranks=each, timeout=120, options=where)
-
-        with ThreadPoolExecutor(nodes) as agents:
-            return "".join(agents.map(node, range(nodes)))
+    def run(ranks: int, to: int, *resume: str, **sizes: int) -> str:
+        given = {"DP": 1, "CP": 1, "TP": 1, **sizes}
+        environ = {"STEPS": str(to), **{f"{name}_SIZE": str(n) for name, n in given.items()}}
+        return started("train_3d", [str(tmp_path), *resume], ranks, tmp_path, environ)
 
     write_start("phi3", torch.float32, tmp_path, num_key_value_heads=4)
-    out = run(2, 2, nodes=2, TP=2)
+    out = run(2, 2, TP=2)
     out += run(4, 4, "--resume", DP=2, TP=2) + run(4, 6, "--resume", DP=2, CP=2)
     found = [tuple(map(float, e)) for e in re.findall(r"step (\d) loss (\S+) norm (\S+)", out)]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "start").train()

@@ -23,12 +23,9 @@ from tests.planner.modules import Attention, DividedByHeads
 from tests.planner.test_data_numbers import Branches
 from tests.planner.test_opaque import Block, Model
 
-ROUNDS = 2
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "dense": lambda: zoo.build("llama")[1],
     "experts": lambda: zoo.build("mixtral")[1],
-    "encoder": lambda: zoo.build("bert", kind="masked")[1],
     "masks by loops": lambda: zoo.build("xmod", kind="masked")[1],
     "sizes of attributes": Attention,
     "numbers of attributes": DividedByHeads,
@@ -88,11 +85,10 @@ def at_once(jobs: list[Callable[[], str]]) -> list[str]:
 # --- at the same time
 
 
-@pytest.mark.parametrize("kinds", [list(MODELS)[:4], list(MODELS)[4:]], ids=["text", "modules"])
+@pytest.mark.parametrize("kinds", [list(MODELS)[:3], list(MODELS)[3:]], ids=["text", "modules"])
 def test_plans_of_several_models_in_threads(kinds: list[str]) -> None:
     want = [alone(kind) for kind in kinds]
-    for _ in range(ROUNDS):
-        assert at_once([lambda kind=kind: plan(made(kind)) for kind in kinds]) == want
+    assert at_once([lambda kind=kind: plan(made(kind)) for kind in kinds]) == want
 
 
 def test_plans_of_the_same_module_in_threads() -> None:

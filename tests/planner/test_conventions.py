@@ -68,9 +68,11 @@ def split_dims(plan: Plan) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize(
-    ("size", "tp"), [("tiny", 2), ("tiny", 4), ("tiny", 8), ("70B", 2), ("70B", 8)]
+    ("name", "size", "tp"),
+    [(name, *case) for name in DENSE for case in (("tiny", 4), ("70B", 8))]
+    + [("LlamaForCausalLM", "tiny", 2), ("LlamaForCausalLM", "tiny", 8)]
+    + [("LlamaForCausalLM", "70B", 2)],
 )
-@pytest.mark.parametrize("name", DENSE)
 def test_a_dense_decoder_is_split_as_by_hand(name: str, size: str, tp: int) -> None:
     """Column, then row, in attention and MLP; embedding and head by vocabulary."""
     task = prepare(config(name, SIZES[size]), tp)

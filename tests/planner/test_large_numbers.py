@@ -22,7 +22,7 @@ from tests.planner.problems import (
 SIZES = (30, 2**53, 2**62 - 1, 2**62, 2**63, 2**64 + 1, 2**130)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(problems(SIZES), st.data())
 def test_all_solvers_are_brute_force(problem: Problem, data):
     """Also where a cap is one less than what a solution costs."""
@@ -35,7 +35,7 @@ def test_all_solvers_are_brute_force(problem: Problem, data):
         check(problem, 0, caps, best, solver.solve(problem, 0, caps, hint, SECONDS))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(problems((30, 1000)), st.integers(1, 4), st.integers(0, 2000))
 def test_digits_of_few_bits_carry(problem: Problem, bits: int, cap: int):
     """Sums of many places, each of which carries to the next."""
