@@ -72,6 +72,7 @@ class ChangeDetection:
         changed: Whether the root must check the model at its next call.
         switching: Whether `train()` or `eval()` is running.
         settings: Attributes of modules that were set since the model was split.
+        started: Attributes that the model's own code set in calls, with their values before that.
         arrived: Digests of full parameters that were put into the model since its last check.
     """
 
@@ -80,6 +81,7 @@ class ChangeDetection:
         self.model = model
         self.changed = self.switching = False
         self.settings: list[Setting] = []
+        self.started: dict[tuple[str, str], Any] = {}
         self.arrived: list[str] = []
         every = dict(root.named_modules())
         self.modules = {p: m for p, m in every.items() if type(m).forward is not nn.Module.forward}
@@ -105,6 +107,8 @@ class ChangeDetection:
         asked = name in self.read_names.names or name in self.read_names.in_forwards
         plain = is_plain(value) or value is MISSING or isinstance(module, IN_TURN)
         call = self.model.call
+        if call.active and (state := boundary_of(module)) is not None:
+            self.started.setdefault((state.path, name), before)
         if not (plain or asked) or self.switching or call.active or call.full:
             return
         new = (s for s in self.settings if s.before is MISSING and s.module is module)
@@ -265,6 +269,8 @@ class ChangeDetection:
 
     def _check_settings(self) -> None:
         first: dict[tuple[int, str], Setting] = {}
+        if self._is_as_at_first():
+            self.settings[:] = [s for s in self.settings if not self._is_state(s)]
         for setting in self.settings:
             first.setdefault((id(setting.module), setting.name), setting)
         for module, name, before in first.values():
@@ -280,6 +286,19 @@ class ChangeDetection:
             for name, was, is_now in _differences(before, members):
                 if name == "forward" or (not may_change(name) and self._matters(name, was, is_now)):
                     raise _refused(f"{name}' of the class '{kind.__name__}", was, is_now)
+
+    def _is_state(self, setting: Setting) -> bool:
+        """Whether the model's own code sets the attribute, too."""
+        state = boundary_of(setting.module)
+        return state is not None and (state.path, setting.name) in self.started
+
+    def _is_as_at_first(self) -> bool:
+        """Whether all that calls left in attributes is as before the first of them."""
+        root = self.model.root
+        return all(
+            not _differ(before, _now(root.get_submodule(path), name))
+            for (path, name), before in self.started.items()
+        )
 
     def _check_kept(self, kept: KeptObject) -> None:
         before, now = kept.before, kept.now

@@ -75,7 +75,7 @@ class PlainArguments:
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
                     "its code may take a path that was not traced: plan with example inputs "
-                    "(kwargs) that have it"
+                    f"(kwargs) that have it{_or_tensor(value)}"
                 )
 
 
@@ -113,6 +113,12 @@ def check_flags(
                 f"was made for: {were}. With another its code may take a path that was not traced: "
                 "plan with example inputs with which the model gives it that"
             )
+
+
+def _or_tensor(value: Any) -> str:
+    """What else a number may be, for messages."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return ", or a 0-d tensor in its place if code only computes with it" if number else ""
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:

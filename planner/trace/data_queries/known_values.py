@@ -98,6 +98,12 @@ class KnownValues:
         """Return the value of `tensor`; None if it is not known."""
         return self._values.get(tensor)
 
+    def drop(self, tensor: Tensor) -> None:
+        """Forget the values of `tensor` and of all tensors that share its memory."""
+        place = _place(tensor)
+        for one in [t for t in self._values if _place(t) == place]:
+            del self._values[one]
+
     def same(self, made: Tensor, given: Tensor) -> None:
         """Note that `made` has the value of `given`, if that is known."""
         if given in self:

@@ -1,8 +1,10 @@
-"""Opaque numbers: model code cannot read them; torch may use them only as factors and terms.
+"""Opaque numbers: model code cannot read them; torch may compute with them and take positions.
 
 Arithmetic with an opaque number gives an opaque number. Any other use counts as a decision. C code
 reads numbers without calling methods. It therefore finds a value that is far too large in one trace
-and far too small in another, and behaves differently in at least one of them.
+and far too small in another, and behaves differently in at least one of them. Tensors that torch
+computes with an opaque number have no known value. A dim that is sliced or indexed at an opaque
+position, or has an opaque length, is never sharded.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import operator
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from shardwright.planner.trace.record.arguments import mapped
+from shardwright.planner.trace.data_queries.conditional_regions import inner
+from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
+from shardwright.planner.trace.sizes.size_facts import sizes_given
 
 FACTORS = frozenset(
     """
@@ -23,7 +28,21 @@ mul mul_ multiply add add_ sub sub_ subtract rsub __rsub__ div div_ divide true_
 __rtruediv__
 """.split()
 )
-"""Torch functions that do the same for any number. (Shardings may depend on slice bounds.)"""
+"""Torch functions that do the same for any number."""
+
+VALUED = frozenset(
+    """
+arange tensor full_like fill_ masked_fill masked_fill_ clamp pow __pow__ __rpow__ remainder
+__mod__ fmod floor_divide __floordiv__ eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+""".split()
+)
+"""Torch functions whose elements depend on a number. Their rule may depend on whether it is 0."""
+
+SIZED = frozenset("zeros ones full empty new_zeros new_ones new_full new_empty".split())
+"""Torch functions that take numbers as sizes of a new tensor, or as its elements."""
+
+PLACED = frozenset("__getitem__ __setitem__ narrow select".split())
+"""Torch functions that take numbers as positions in a dim."""
 
 DECIDING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __bool__ __hash__ __int__ __float__ __index__ __complex__
@@ -98,24 +117,88 @@ for _kind in (HiddenInt, HiddenFloat):
 
 
 class Shows(TorchFunctionMode):
-    """Mode in which torch functions get the real values; at most `most` calls are allowed."""
+    """Mode in which torch functions get the real values; at most `most` calls are allowed.
+
+    Attributes:
+        general: Whether a number was used in a way for which the value may matter to rules: traces
+            with other values must be compared.
+    """
 
     def __init__(self, asked: list[Any], most: int) -> None:
         super().__init__()
-        self.asked, self.left = asked, most
+        self.asked, self.left, self.general = asked, most, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function; an opaque number is a decision if it is not in `FACTORS`."""
+        """Call the function; an opaque number that it may not have is a decision."""
         kwargs, self.left = kwargs or {}, self.left - 1
         if self.left < 0:
             self.asked.append(None)
             raise Decided("code loops over a number that it is given")
-        found = [*_hidden((args, kwargs))]
-        if found and getattr(func, "__name__", "") not in FACTORS:
-            _decides(found[0])
-        if found:
-            args, kwargs = mapped(lambda hid: hid.value, (args, kwargs), Hidden)
-        return func(*args, **kwargs)
+        found = next(_hidden((args, kwargs)), None)
+        if found is None:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name not in FACTORS:
+            self.general = True
+            if name in PLACED:
+                self._cut(args[0], _dims_at(name, found, *args, **kwargs))
+            elif name not in VALUED | SIZED:
+                _decides(found)
+        out = func(*_shown(args), **_shown(kwargs))
+        if name == "arange":
+            self._cut(out, [0])
+        if name in SIZED:
+            sizes, skip = sizes_given(name, args, kwargs, out)
+            self._cut(out, [skip + i for i, n in enumerate(sizes) if isinstance(n, Hidden)])
+        for x in tensors_in((out, args[:1])):
+            if (fakes := getattr(inner(x), "fake_mode", None)) is not None:
+                fakes.known.drop(inner(x))
+        return out
+
+    def _cut(self, x: Tensor, dims: Collection[int]) -> None:
+        """Note that these dims of a tensor are never sharded."""
+        fake = inner(x)
+        fakes = getattr(fake, "fake_mode", None)
+        if fakes is None:
+            self.asked.append(None)
+            raise Decided("code takes a part of a constant at a place that it is given")
+        fakes.cut.extend((fake, dim) for dim in dims)
+
+
+def _dims_at(name: str, found: Hidden, x: Tensor, *args: Any, **kwargs: Any) -> list[int]:
+    """Return the dims of `x` in which a function of `PLACED` takes opaque positions."""
+    if name in ("narrow", "select"):
+        dim = args[0] if args else kwargs.get("dim")
+        return [dim % x.dim()] if type(dim) is int else _decides(found)
+    index = args[0] if isinstance(args[0], tuple) else (args[0],)
+    taken = [p for p in index if p is not None and p is not Ellipsis]
+    if any(isinstance(p, (list, bool)) or _is_mask(p) for p in taken):
+        _decides(found)
+    dims, at = [], 0
+    for part in index:
+        if part is Ellipsis:
+            at += x.dim() - len(taken)
+        elif part is not None:
+            dims += [at] if any(True for _ in _hidden(part)) else []
+            at += 1
+    return dims
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+
+
+def _shown(value: Any) -> Any:
+    """Return arguments with the values of opaque numbers."""
+    if isinstance(value, Hidden):
+        return value.value
+    if isinstance(value, slice):
+        return slice(*map(_shown, (value.start, value.stop, value.step)))
+    if isinstance(value, dict):
+        return {key: _shown(part) for key, part in value.items()}
+    if isinstance(value, torch.Size) or type(value) in (tuple, list):
+        return type(value)([_shown(part) for part in value])
+    return value
 
 
 def _hidden(value: Any) -> Iterator[Any]:

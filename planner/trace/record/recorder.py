@@ -130,6 +130,7 @@ def record(
             out.changed_in_regions = [
                 *changed(out.calls, out.regions, out.replaced, results, has_value)
             ]
+            out.cut += recorder.cut
             recorder.forget()
             return out
 

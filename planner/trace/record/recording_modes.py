@@ -229,6 +229,8 @@ class Recorder(OnMeta):
         """Drop the recorded calls: they refer to this mode, and the mode refers to itself."""
         self.calls: list[Call] = []
         self.passed: list[Passed] = []
+        self.cut: list[tuple[torch.Tensor, int]] = []
+        """Dims that are never sharded, because code takes parts of them at opaque positions."""
         self.before: Callable[[], None] = lambda: None
         """Called before each call is recorded."""
 

@@ -32,6 +32,7 @@ from shardwright.planner.trace.runs.training_runs import (
     no_python_random,
 )
 from shardwright.planner.trace.trace_lock import alone
+from shardwright.rules.registry import rule_for
 
 CASTING = ("to", "_to_copy", "type_as")
 """Ops that cast."""
@@ -125,16 +126,24 @@ def _is_cast(op: Op) -> bool:
 # --- numbers among the arguments
 
 
-def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
-    """Return the number arguments in the runs of `source` whose values no code depends on.
+OTHERS = ((29, 31), (11, 13), (2, 3))
+"""Pairs of values for numbers. The first pair with which the runs can be traced is used."""
 
-    They are made opaque: only torch may use them, and only where the value does not affect
-    placements, as a factor or a term (see `opaque_ints.py`). `graph` is the graph of the source.
+
+def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
+    """Return the number arguments in the runs of `source` for any of which the plan holds.
+
+    They are made opaque: only torch may use them (see `opaque_ints.py`). `graph` is the graph of
+    the source. Dims in which code takes parts at such numbers are marked in it as never sharded.
     """
     names = {n for run in source.runs if not run.module for n in _numbers(source.module, run)}
-    if not names or _decide_nothing(names, graph, source):
-        return frozenset(names)
-    return frozenset(n for n in names if len(names) > 1 and _decide_nothing({n}, graph, source))
+    found: set[str] = set()
+    for group in ([names] if names else []) + [{n} for n in sorted(names) if len(names) > 1]:
+        if not group <= found and (cut := _cut_at_any(group, graph, source)) is not None:
+            found |= group
+            graph.marks.data_sized |= cut
+            graph.marks.fixed |= cut
+    return frozenset(found)
 
 
 def _numbers(module: nn.Module, run: Run) -> Iterator[str]:
@@ -144,35 +153,94 @@ def _numbers(module: nn.Module, run: Run) -> Iterator[str]:
             yield name
 
 
-def _decide_nothing(names: Collection[str], graph: Graph, source: Source) -> bool:
-    """Return whether the runs compute the same with these arguments opaque."""
-    asked: list[Any] = []
+def _cut_at_any(
+    names: Collection[str], graph: Graph, source: Source
+) -> set[tuple[str, int]] | None:
+    """Return the dims that are cut at numbers; None if the runs may differ for other numbers."""
     calls = len(source.runs) * (100 + 20 * len(graph.ops))
+    modes: list[Shows] = []
+
+    def traced(sign: int, value: int | None = None) -> Graph | None:
+        asked: list[Any] = []
+
+        def shows() -> Shows:
+            modes.append(Shows(asked, calls))
+            return modes[-1]
+
+        hiding = _hiding(source.module, sorted(names), sign, value, shows)
+        found = _traced_again(source, hiding)
+        return None if asked else found
+
     for sign in (-1, 1):
-        shows = functools.partial(Shows, asked, calls)
-        other = _traced_again(source, _hiding(source.module, names, sign, shows))
-        if asked or other is None or _computed(other) != _computed(graph):
-            return False
-    return True
+        other = traced(sign)
+        if other is None or _computed(other) != _computed(graph):
+            return None
+    if not any(mode.general for mode in modes):
+        return set()
+    want = _ruled(graph)
+    for pair in OTHERS:
+        found = [traced(1, value) for value in pair]
+        if all(found):
+            cut = found[0].marks.data_sized - graph.marks.data_sized  # type: ignore[union-attr]
+            alike = all(one is not None and _ruled(one) == want for one in found)
+            return cut if alike and not any(_is_feature(graph, *each) for each in cut) else None
+    return None
+
+
+def _is_feature(graph: Graph, name: str, dim: int) -> bool:
+    """Return whether it is a dim of a parameter, or the last of several: a plan may shard it.
+
+    Dims of tensors that are created with a length are not.
+    """
+    stored = {use.stored for use in graph.uses if not use.is_buffer}
+    creators = (op for op in graph.ops if not op.inputs or op.call.op.startswith("new_"))
+    if name in {out for op in creators for out in op.outputs}:
+        return False
+    return name in stored or 0 < dim == len(graph.tensors[name].shape) - 1
+
+
+def _ruled(graph: Graph) -> list[Any]:
+    """Return the ops in order: what they are, their operands, and their rules without sizes."""
+    return [
+        (op.module, op.traced_call, op.call.op, op.inputs, "" if _cuts(op) else _rule(op))
+        for op in graph.ops
+    ]
+
+
+def _cuts(op: Op) -> bool:
+    return op.call.op in ("slice", "select", "slice_scatter", "select_scatter")
+
+
+def _rule(op: Op) -> str:
+    return str(rule_for(op.call))
 
 
 @contextmanager
 def _hiding(
-    module: nn.Module, names: Collection[str], sign: int, shows: Callable[[], Shows]
+    module: nn.Module,
+    names: Sequence[str],
+    sign: int,
+    value: int | None,
+    shows: Callable[[], Shows],
 ) -> Iterator[None]:
-    """Context manager in which `module` gets the numbers `names` opaque, in a mode from `shows`."""
+    """Context manager in which `module` gets the numbers `names` opaque, in a mode from `shows`.
+
+    They have the values of the runs, or other ones that depend on `value`.
+    """
     positions = argument_names(module.forward)
 
     def hiding(forward: Forward) -> Forward:
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
-            def hide(name: str, value: Any) -> Any:
-                number = isinstance(value, (int, float)) and name in names
-                return hidden(value, sign, mode.asked) if number else value
+            def hide(name: str, given: Any) -> Any:
+                if not isinstance(given, (int, float)) or name not in names:
+                    return given
+                other = given if value is None else type(given)(value + 6 * names.index(name))
+                return hidden(other, sign, mode.asked)
 
             mode = shows()
             first = [hide(*pair) for pair in zip(positions, args, strict=False)]
-            named = {name: hide(name, value) for name, value in kwargs.items()}
+            named = {name: hide(name, given) for name, given in kwargs.items()}
             with mode:
                 return forward(*first, *args[len(first) :], **named)
 

@@ -28,6 +28,7 @@ from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
 from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.runs.run import Run, Runner
+from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.sizes import sourced_attributes
 from shardwright.planner.trace.sizes.expressions import attributes_of
 from shardwright.planner.trace.sizes.provenance import Provenance
@@ -121,6 +122,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         alone(),
         warnings.catch_warnings(),
         by_heads(module),
+        batches_counted(module),
         as_python(),
         flex_attention_as_ops(),
         higher_order_ops_as_python(),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.runs.run import Run, in_mode
@@ -34,6 +35,22 @@ def no_python_random() -> Iterator[None]:
     yield
     if _generators() != before:
         raise ModelError("it draws random numbers with Python or NumPy: draw them with torch")
+
+
+@contextmanager
+def batches_counted(root: nn.Module) -> Iterator[None]:
+    """Context manager in which batch norms with `momentum=None` have a momentum.
+
+    They read it off their number of batches, which a trace lacks. Placements are the same for any.
+    """
+    norms = [m for m in root.modules() if isinstance(m, _BatchNorm) and m.momentum is None]
+    for norm in norms:
+        vars(norm)["momentum"] = 0.1
+    try:
+        yield
+    finally:
+        for norm in norms:
+            vars(norm)["momentum"] = None
 
 
 def _generators() -> tuple[Any, ...]:

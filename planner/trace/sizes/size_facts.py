@@ -17,7 +17,7 @@ def of_sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[SizeFact]:
     """Return facts about sizes of a result that are computed or bare numbers."""
     if not isinstance(out, torch.Tensor):
         return []
-    flat, skip = _given(name, args, kwargs, out)
+    flat, skip = sizes_given(name, args, kwargs, out)
     facts: list[SizeFact] = []
     for place, value in enumerate(flat):
         if isinstance(value, SourcedInt):
@@ -27,7 +27,7 @@ def of_sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[SizeFact]:
     return facts
 
 
-def _given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[Any], int]:
+def sizes_given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[Any], int]:
     """Return the sizes in the arguments, and the dim of the result that the first one sets."""
     named = [kwargs[k] for k in ("size", "shape", "sizes") if k in kwargs]
     if name == "unflatten":

@@ -26,6 +26,7 @@ from shardwright.planner.trace.record.higher_order_ops import higher_order_ops_a
 from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run, Runner, cast
+from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
@@ -180,6 +181,7 @@ def run_on_fake(
         fake,
         DataQueries(opaque, fake.known),
         by_heads(module),
+        batches_counted(module),
         as_python(),
         flex_attention_as_ops(),
         higher_order_ops_as_python(),
