@@ -99,7 +99,7 @@ def work(folder: Path, ranks: int, kill: Kill, shards: str, timeout: float, shor
 
     def start() -> None:
         whole = shardwright.Plan.load(plan)
-        processes.device_mesh_for(whole, None, torch.device("cpu"), timeout)
+        processes.meet(whole, None, torch.device("cpu"), timeout)
 
     def load() -> None:
         nonlocal model

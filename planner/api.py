@@ -49,7 +49,7 @@ def plan(
     time_limit: float = 60.0,
     batch: int | None = None,
     seq: int = 512,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str = "h100-nvlink",
     pins: Mapping[str, str] | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
@@ -91,7 +91,7 @@ def plan(
         batch: Sequences in the priced passes, over all copies of the model. The default is one
             per copy.
         seq: Tokens in each sequence; for decoding, tokens in the KV cache of each sequence.
-        dtype: Dtype of the parameters. The default is the config's.
+        dtype: Dtype of the parameters, or its name. The default, or "auto", is the config's.
         device: Name of the device profile for the prices, or a .json file with one, which
             `calibrate` writes.
         pins: Name -> "replicate" (unsharded on every rank) or "shard:DIM" (sharded along that dim).
@@ -170,7 +170,7 @@ def prepare(
     kwargs: dict[str, Any] | None = None,
     batch: int | None = None,
     seq: int = 512,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str = "h100-nvlink",
     pins: Mapping[str, str] | None = None,
     tp_plan: Mapping[str, object] | str | None = None,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.errors import CheckpointError, PlanError
+import shardwright
+from shardwright.errors import CheckpointError, PlanError, UsageError
 from shardwright.planner.contract.files import read_json
+from shardwright.planner.contract.mesh import read_mesh
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import debug
 from shardwright.runtime.boundary.module_boundary import link_origins, mesh_of, placements
@@ -24,16 +24,10 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.communication.processes import (
-    device_mesh_for,
-    end_in_order,
-    new_mesh,
-    pick_device,
-    start,
-)
+from shardwright.runtime.communication.processes import Unplanned, groups_of, meet, pick_device
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
-from shardwright.runtime.model.build import building, empty_model
+from shardwright.runtime.model.build import as_dtype, building, empty_model
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
@@ -41,7 +35,7 @@ from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
 from shardwright.runtime.modules.layers import apply_module
 from shardwright.runtime.modules.parameters import LocalTensors, distribute
-from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.ranks.agreement import agree, tried
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
 from shardwright.runtime.state.pickled import Recipe
@@ -51,9 +45,10 @@ T = TypeVar("T")
 
 def load(
     model: str | Path,
-    plan: Plan | str | Path,
+    plan: Plan | str | Path | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    tp: int | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     mesh: DeviceMesh | None = None,
     cp: Literal["whole", "local"] = WHOLE,
@@ -76,11 +71,14 @@ def load(
 
     Args:
         model: Directory or hub id with safetensors.
-        plan: The plan, or the file it is in.
-        dtype: What floating weights are cast to; None keeps the checkpoint's.
+        plan: The plan, or its file.
+        tp: In place of a plan: the first rank plans for so many ranks, as
+            `shardwright.plan(model, tp)` does, and all ranks use that plan.
+        dtype: What floating weights are cast to, also as a string ("bfloat16"). None or "auto"
+            keeps the checkpoint's.
         device: Where this rank computes; by default its own GPU, else the CPU.
-        mesh: A device mesh with a dim for each of the plan's ("tp"); made if there is none, and
-            then the process group too where the caller has not initialised it.
+        mesh: A device mesh with a dim for each of the plan's ("tp"). By default it is made, and the
+            process group too, if there is none. Without `plan` and `tp`, its dims are planned for.
         cp: What each rank of a plan's `cp` is given, as `apply` takes it.
         timeout: Seconds until all ranks must have started, and that a rank waits for the others
             at any later time before it fails.
@@ -100,30 +98,28 @@ def load(
 
     Raises:
         PlanError: the plan is not for this model, or was edited since it was written.
-        UsageError: `cp` is "local", and the plan splits no sequences.
+        UsageError: `cp` is "local", and the plan splits no sequences; or there is no plan, and
+            nothing to plan for.
         CheckpointError: weights are missing, surplus, damaged or of another shape.
         DistributedError: there are fewer ranks than the plan needs, the ranks were not given the
             same, or another rank failed.
     """
-    plan = _unedited(plan)
+    dtype, where = as_dtype(dtype), pick_device(device)
+    origin: Any = {"revision": revision, "cache_dir": cache_dir, "token": token}
+    origin["local_files_only"] = local_files_only
+    given = _given(
+        plan, tp, mesh, model, dtype=dtype, trust_remote_code=trust_remote_code, **origin
+    )
+    plan, ranks = meet(given, mesh, where, timeout)
     local = own_rows_wanted(cp, plan)
-    where = pick_device(device)
-    failure, groups = _start(plan, mesh, where, timeout)
-    hub = Hub(revision, cache_dir, local_files_only, token)
-    alike = {"plan": facts.of_plan(plan), "dtype": str(dtype), "device": where.type}
-    alike["model arguments"] = repr(model_kwargs)
-    checkpoint = out = None
-    if failure is None:
-        how = (plan, weights, dtype, trust_remote_code, hub, model_kwargs)
-        opened, failure = tried(lambda: _opened(model, *how))
-        checkpoint, out = opened or (None, None)
+    how = (plan, weights, dtype, trust_remote_code, Hub(**origin), model_kwargs)
+    opened, failure = tried(lambda: _opened(model, *how))
+    checkpoint, out = opened or (None, None)
+    alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
     if checkpoint is not None:
         alike["weights"] = checkpoint.digest()
-    agree("loading", failure, alike, groups)
+    agree("loading", failure, alike, groups_of(plan.mesh, ranks))
     assert out is not None
-    if mesh is None:
-        mesh = new_mesh(plan, where, timeout)
-    ranks = Mesh.from_device_mesh(mesh)
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
     split_and_read(out, plan, ranks, checkpoint, where, **options)
     if local:
@@ -157,7 +153,7 @@ def split_and_read(
     Raises:
         CheckpointError: on all ranks, where weights do not fit on one of them.
     """
-    groups = _groups(plan, ranks)
+    groups = groups_of(plan.mesh, ranks)
     conversions = Conversions(model)
     ranks = _split(model, plan, ranks)
     if checkpoint is None:
@@ -180,16 +176,6 @@ def split_and_read(
         model.shardwright_report = report  # type: ignore[assignment]
     distribute(model, ranks)
     average_gradients(model, [ranks[name] for name in plan.batch_dims])
-
-
-def _start(
-    plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float
-) -> tuple[Exception | None, list[ProcessGroup] | None]:
-    """Start this rank: how that failed, and the groups of `mesh`, if there is one already."""
-    if mesh is None:
-        return start(plan, device, timeout), None
-    end_in_order()
-    return None, _groups(plan, Mesh.from_device_mesh(mesh))
 
 
 def _opened(
@@ -216,14 +202,6 @@ def _check(model: nn.Module, plan: Plan) -> None:
     """Whether the plan is for this model, and all of it can be split."""
     check_identity(model, plan)
     check_closures(model)
-
-
-def tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What `work` gives, or how it failed: the other ranks are to hear of it first."""
-    try:
-        return work(), None
-    except Exception as error:
-        return None, error
 
 
 def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.Module:
@@ -253,9 +231,10 @@ def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.
 
 def apply(
     model: nn.Module,
-    plan: Plan | str | Path,
+    plan: Plan | str | Path | None = None,
     mesh: DeviceMesh | Mesh | None = None,
     *,
+    tp: int | None = None,
     cp: Literal["whole", "local"] = WHOLE,
     timeout: float = 600.0,
 ) -> nn.Module:
@@ -263,10 +242,11 @@ def apply(
 
     Args:
         model: A whole module, the same on each rank, on a device or on meta.
-        plan: The plan, or the file it is in.
+        plan: The plan, or its file.
         mesh: A device mesh with a dim for each of the plan's; made if there is none, as `load`
             does. Over the dims that share a batch, gradients are averaged from then on (see
             `runtime/communication/replicas.py`).
+        tp: In place of a plan: the first rank plans for so many ranks, as `load` does.
         cp: What each rank of `cp` passes from then on: "whole" sequences, or "local": its own rows
             of them, consecutive and in the order of the ranks (see `runtime/rows/own_rows.py`).
         timeout: Seconds until all ranks must have started, and for each later wait of theirs, if
@@ -278,38 +258,57 @@ def apply(
     Raises:
         PlanError: the plan is for another model or another number of ranks, or was edited since it
             was written.
-        UsageError: `cp` is "local", and the plan splits no sequences.
+        UsageError: `cp` is "local", and the plan splits no sequences; or there is no plan, and
+            nothing to plan for.
         DistributedError: the ranks were not given the same, or one of them failed.
     """
-    plan = _unedited(plan)
+    where = next((p.device for p in model.parameters() if not p.is_meta), None)
+    plan, ranks = meet(_given(plan, tp, mesh, model), mesh, where, timeout)
     local = own_rows_wanted(cp, plan)
-    if mesh is None:
-        on = next((p.device for p in model.parameters() if not p.is_meta), None)
-        mesh = device_mesh_for(plan, None, pick_device(on), timeout)
-    if isinstance(mesh, DeviceMesh):
-        end_in_order()
-        mesh = Mesh.from_device_mesh(mesh)
-    groups = _groups(plan, mesh)
+    groups = groups_of(plan.mesh, ranks)
     _, failure = tried(lambda: _check(model, plan))
-    alike = {"plan": facts.of_plan(plan), "model": facts.of_module(model)} if groups else {}
+    alike = {"model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
-    mesh = _split(model, plan, mesh)
-    distribute(model, mesh)
-    average_gradients(model, [mesh[name] for name in plan.batch_dims])
+    ranks = _split(model, plan, ranks)
+    distribute(model, ranks)
+    average_gradients(model, [ranks[name] for name in plan.batch_dims])
     if local:
-        take_own_rows(model, mesh)
+        take_own_rows(model, ranks)
     return model
 
 
-def _unedited(plan: Plan | str | Path) -> Plan:
-    """The plan that is to be applied.
+def _given(
+    plan: Plan | str | Path | None,
+    tp: int | None,
+    mesh: DeviceMesh | Mesh | None,
+    model: Any,
+    **options: Any,
+) -> Plan | Unplanned:
+    """Return the plan that is to be applied, or what `tp` or a mesh alone asks for.
+
+    Args:
+        plan: The plan, or its file.
+        tp: Ranks to plan for.
+        mesh: The mesh, which may be planned for.
+        model: What to plan.
+        **options: How to plan it.
 
     Raises:
-        PlanError: it cannot be read, or is not as it was written.
+        PlanError: the plan cannot be read, or is not as it was written.
+        UsageError: there is neither a plan nor what to plan for, or both.
     """
-    if isinstance(plan, Plan):
-        return plan.unedited()
-    return Plan.load(plan).unedited(plan)
+    if plan is not None:
+        if tp is not None or isinstance(plan, int):
+            raise UsageError("give either a plan or its file, or tp=2 to plan for 2 ranks")
+        return plan.unedited() if isinstance(plan, Plan) else Plan.load(plan).unedited(plan)
+    if tp is not None:
+        dims = read_mesh(tp, None)
+    elif isinstance(mesh, DeviceMesh) and mesh.mesh_dim_names:
+        dims = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    else:
+        raise UsageError("give a plan, its file, or the number of ranks to plan for, as tp=2")
+    # By the package's surface: the planner's folders stand above this one.
+    return Unplanned(dims, lambda: shardwright.plan(model, mesh=dims, **options))
 
 
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
@@ -322,21 +321,6 @@ def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
     if debug.wanted():
         debug.watch(model, mesh.process_groups(plan.mesh.keys() - {*plan.batch_dims}))
     return mesh
-
-
-def _groups(plan: Plan, mesh: Mesh) -> list[ProcessGroup]:
-    """The groups of the plan's mesh dims.
-
-    Raises:
-        PlanError: the mesh has others.
-    """
-    for name, size in plan.mesh.items():
-        have = mesh.coords.get(name, (0, 0))[1]
-        if have != size:
-            raise PlanError(
-                f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
-            )
-    return mesh.process_groups(plan.mesh)
 
 
 def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5GB") -> None:

@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.api import split_and_read, tried
+from shardwright.runtime.api import split_and_read
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.identity import check_identity
-from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.ranks.agreement import agree, tried
 
 STYLE = "shardwright"
 WANTED = "_shardwright_wanted"

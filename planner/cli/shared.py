@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.errors import UsageError
-from shardwright.planner.cli.console import Count, compact
+from shardwright.planner.cli.console import Count, compact, say
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
@@ -85,6 +85,9 @@ def write(path: str, content: str | bytes) -> None:
     """Write a file, all of it or nothing."""
     from shardwright.planner.contract.files import write_atomically
 
+    folder = Path(path).parent
+    if not folder.exists():
+        say(f"Making the folder {folder}")
     try:
         write_atomically(Path(path), content)
     except OSError as error:

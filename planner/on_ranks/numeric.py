@@ -18,6 +18,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.source import text_inputs
+from shardwright.runtime.model.build import as_dtype, building
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 
@@ -50,7 +51,7 @@ def compare(
     plan: Plan,
     model: Any,
     layers: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
@@ -66,7 +67,8 @@ def compare(
         model: The model it was made for, as `shardwright.plan` takes it; a module must pickle.
         layers: Cut the model to this many layers first, and plan the smaller model with the same
             options. Only for a Hub id, directory or config.
-        dtype: float32 or float64. Models that compute in float32 inside gain little by float64.
+        dtype: float32 or float64, or its name. Models that compute in float32 inside gain little
+            by float64.
         trust_remote_code: Whether to run code that is shipped with the model.
         args: Inputs, as given for the plan; without any, random tokens.
         kwargs: Inputs by name.
@@ -76,6 +78,7 @@ def compare(
         UsageError: the model has fewer layers, or its layers cannot be counted.
         DistributedError: a rank died.
     """
+    dtype = as_dtype(dtype) or torch.float32
     if not (
         isinstance(model, nn.Module)
         or python_references.is_code(model)
@@ -137,14 +140,12 @@ def _on_rank(
     import torch.distributed as dist
 
     from shardwright.runtime.api import apply
-    from shardwright.runtime.communication.processes import device_mesh_for
     from shardwright.runtime.state.gather import full_tensors
 
-    mesh = device_mesh_for(plan, None, torch.device("cpu"), 1800)
     model = random_model(what, dtype, trust_remote_code, hub)
     args, kwargs = in_dtype(given, dtype) if any(given) else ((), random_inputs(model))
     want = run(model, *args, **kwargs) if dist.get_rank() == 0 else None
-    apply(model, plan, mesh)
+    apply(model, plan, timeout=1800)
     logits, local = run(model, *args, **kwargs)
     gradients = full_tensors(model, local)
     if want is None:
@@ -166,8 +167,6 @@ def random_model(
 
     `what` is a config, a module, or the name of code that makes one of them.
     """
-    from shardwright.runtime.model.build import building
-
     torch.manual_seed(0)  # values that are not drawn again below must be equal on all ranks
     what = python_references.made(what) if python_references.is_code(what) else what
     if isinstance(what, nn.Module):

@@ -45,8 +45,8 @@ def differences(first: Plan, second: Plan) -> list[Difference]:
         Difference(kind, name, a, b)
         for kind in KINDS
         for name in dict.fromkeys((*left[kind], *right[kind]))
-        if (a := left[kind].get(name) or _default(first, kind, name))
-        != (b := right[kind].get(name) or _default(second, kind, name))
+        if (a := left[kind].get(name) or _default(first, second, kind, name))
+        != (b := right[kind].get(name) or _default(second, first, kind, name))
     ]
 
 
@@ -65,12 +65,20 @@ def diff_report(found: Sequence[Difference], first: str, second: str) -> Rendera
     return Group(Text(f"first   {first}\nsecond  {second}\n"), table)
 
 
-def _default(plan: Plan, kind: str, name: str) -> str:
-    """Describe what it means that a plan does not mention something."""
-    if kind == "placement":
+def _default(plan: Plan, other: Plan, kind: str, name: str) -> str:
+    """Describe what it means that a plan does not mention something that `other` mentions."""
+    if kind in ("placement", "replicated"):
         known = {pattern(parameter) for parameter in plan.model.parameters}
-        return "replicated" if pattern(name) in known else "absent"
-    return "not large, or sharded" if kind == "replicated" else "none"
+        if pattern(name) not in known:
+            return "absent"
+        return "replicated" if kind == "placement" else "not large, or sharded"
+    module = name if kind == "collective" else name.rpartition(".")[0]
+    inside = f"{module}."
+    here, there = (
+        any(pattern(parameter).startswith(inside) for parameter in each.model.parameters)
+        for each in (plan, other)
+    )
+    return "absent" if there and not here else "none"
 
 
 def _tables(plan: Plan, names: list[str]) -> dict[str, dict[str, str]]:

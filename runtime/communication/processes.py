@@ -5,19 +5,22 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, PlanError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import facts
-from shardwright.runtime.communication.mesh import forget_meshes
-from shardwright.runtime.ranks import agreement, rendezvous
+from shardwright.runtime.communication.mesh import Mesh, forget_meshes
+from shardwright.runtime.ranks import rendezvous
+from shardwright.runtime.ranks.agreement import agree, gather, tried, world
 from shardwright.runtime.ranks.failure import failed, noting_sockets
 
 
@@ -54,35 +57,83 @@ def pick_device(device: torch.device | str | None) -> torch.device:
     return chosen
 
 
-def device_mesh_for(
-    plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float
-) -> DeviceMesh:
-    """Return the caller's mesh, or a new one over all ranks with the plan's dims.
+class Unplanned(NamedTuple):
+    """A plan that does not exist yet.
+
+    Attributes:
+        mesh: mesh dims and their ranks, which it is to be for.
+        make: makes it.
+    """
+
+    mesh: Mapping[str, int]
+    make: Callable[[], Plan]
+
+
+def meet(
+    plan: Plan | Unplanned,
+    mesh: DeviceMesh | Mesh | None,
+    device: torch.device | None,
+    timeout: float,
+) -> tuple[Plan, Mesh]:
+    """Return the plan that all ranks have, and the mesh over its dims. Every rank calls this.
 
     Args:
-        plan: the plan, the same on each rank.
-        mesh: the caller's.
-        device: where this rank computes.
+        plan: the plan, the same on each rank; or what the first rank makes one with.
+        mesh: the caller's; made if there is none.
+        device: where this rank computes; by default where `pick_device` says.
         timeout: seconds until all ranks must be there, and for each collective of groups that are
             made here.
 
     Raises:
         DistributedError: the process is not under torchrun, the number of ranks is not the plan's,
             a rank has another plan, or a rank died or did not come.
+        PlanError: `mesh` has other dims than the plan.
     """
-    if mesh is not None:
-        end_in_order()
-        return mesh
-    failure = start(plan, device, timeout)
-    agreement.agree("starting", failure, {"plan": facts.of_plan(plan)})
-    return new_mesh(plan, device, timeout)
+    end_in_order()
+    if mesh is None:
+        failure, groups = start(plan.mesh, pick_device(device), timeout), None
+    else:
+        mesh = mesh if isinstance(mesh, Mesh) else Mesh.from_device_mesh(mesh)
+        failure, groups = None, groups_of(plan.mesh, mesh)
+    given = facts.of_plan(plan) if isinstance(plan, Plan) else f"none, for {dict(plan.mesh)}"
+    agree("starting", failure, {"plan": given}, groups)
+    if not isinstance(plan, Plan):
+        plan = _made(plan, [world()] if groups is None else groups)
+    return plan, mesh or new_mesh(plan, pick_device(device), timeout)
 
 
-def start(plan: Plan, device: torch.device, timeout: float) -> DistributedError | None:
+def _made(plan: Unplanned, groups: Sequence[dist.ProcessGroup]) -> Plan:
+    """Let the first rank make the plan, and return it on all ranks."""
+    text, failure = None, None
+    if all(dist.get_rank(group) == 0 for group in groups):
+        text, failure = tried(lambda: plan.make().to_json())
+    agree("planning", failure, groups=groups)
+    for group in groups:  # ranks that got it in one group pass it on in the next
+        text = next(filter(None, gather("planning", text, group, str | None)), None)
+    assert text is not None
+    return Plan.from_json(text)
+
+
+def groups_of(dims: Mapping[str, int], mesh: Mesh) -> list[dist.ProcessGroup]:
+    """Return the groups of a plan's mesh dims.
+
+    Raises:
+        PlanError: the mesh has others.
+    """
+    for name, size in dims.items():
+        have = mesh.coords.get(name, (0, 0))[1]
+        if have != size:
+            raise PlanError(
+                f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
+            )
+    return mesh.process_groups(dims)
+
+
+def start(dims: Mapping[str, int], device: torch.device, timeout: float) -> DistributedError | None:
     """Form the process group of all ranks, if there is none yet.
 
     Args:
-        plan: says how many ranks there should be.
+        dims: a plan's mesh dims: how many ranks there should be.
         device: where this rank computes.
         timeout: seconds until all ranks must be there, and for each collective afterwards.
 
@@ -92,10 +143,10 @@ def start(plan: Plan, device: torch.device, timeout: float) -> DistributedError 
     Raises:
         DistributedError: the process is not under torchrun, or a rank died or did not come.
     """
-    end_in_order()
+    need = prod(dims.values())
     if not dist.is_initialized():
-        _form("nccl" if device.type == "cuda" else "gloo", plan.world_size, timeout)
-    need, have = plan.world_size, dist.get_world_size()
+        _form("nccl" if device.type == "cuda" else "gloo", need, timeout)
+    have = dist.get_world_size()
     if have == need:
         return None
     return DistributedError(
@@ -104,7 +155,7 @@ def start(plan: Plan, device: torch.device, timeout: float) -> DistributedError 
     )
 
 
-def new_mesh(plan: Plan, device: torch.device, timeout: float) -> DeviceMesh:
+def new_mesh(plan: Plan, device: torch.device, timeout: float) -> Mesh:
     """Make a mesh over all ranks with the plan's dims, after the ranks have agreed on the plan.
 
     Raises:
@@ -113,13 +164,13 @@ def new_mesh(plan: Plan, device: torch.device, timeout: float) -> DeviceMesh:
     names = tuple(plan.mesh)
     own: dict[str, Any] | None = None  # a single mesh dim uses the default group and its timeout
     if len(names) > 1:
-        kind: Any = type(agreement.world()._get_backend(device).options)
+        kind: Any = type(world()._get_backend(device).options)
         options = kind()
         options._timeout = timedelta(seconds=timeout)
         own = dict.fromkeys(names, (dist.get_backend(), options))
     with noting_sockets():
         try:
-            return init_device_mesh(
+            made = init_device_mesh(
                 device.type,
                 tuple(plan.mesh.values()),
                 mesh_dim_names=names,
@@ -127,6 +178,7 @@ def new_mesh(plan: Plan, device: torch.device, timeout: float) -> DeviceMesh:
             )
         except RuntimeError as error:
             raise failed("starting", error, None) from error
+    return Mesh.from_device_mesh(made)
 
 
 def _form(backend: str, ranks: int, timeout: float) -> None:

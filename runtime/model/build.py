@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.errors import ModelError
+from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 
@@ -25,6 +25,23 @@ M = TypeVar("M", bound=nn.Module)
 
 _PATCHING = threading.RLock()
 """Held while torch's globals are patched: ranks may be threads of one process in tests."""
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype that may be given by name; None for None and "auto".
+
+    Raises:
+        UsageError: torch has no such dtype.
+    """
+    if not isinstance(dtype, str):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if dtype != "auto" and not isinstance(found, torch.dtype):
+        raise UsageError(
+            f"torch has no dtype '{dtype:.40}': give 'bfloat16', 'float16', 'float32', or 'auto' "
+            "for that of the checkpoint"
+        )
+    return found if isinstance(found, torch.dtype) else None
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from shardwright.errors import CheckpointError, DistributedError
 from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.failure import failed
+
+T = TypeVar("T")
 
 Facts = Mapping[str, str]
 """What is compared -> this rank's value, as a short text or a digest."""
@@ -143,6 +145,14 @@ def _all_gathered(mine: bytes, group: dist.ProcessGroup) -> list[bytes]:
     whole = part.new_empty(dist.get_world_size(group), len(mine))
     dist.all_gather(list(whole.unbind()), part, group)
     return [row.tobytes() for row in whole.cpu().numpy()]
+
+
+def tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return the result of `work`, or its failure, of which the other ranks are to hear first."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def _failure(what: str, everyone: Sequence[_Answer]) -> Exception | None:

@@ -27,7 +27,7 @@ from shardwright.runtime.boundary.module_boundary import placements
 from shardwright.runtime.code.attributes import set_whole
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.communication.processes import device_mesh_for, pick_device
+from shardwright.runtime.communication.processes import meet
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.modules.parameters import distribute
 
@@ -147,8 +147,7 @@ def _read(
     plan = Plan.from_json(plan_json)
     mesh = next((m for m, name in _names.items() if name == place.mesh and _is_there(m)), None)
     if mesh is None:
-        device = pick_device(next(iter(parts.values())).device)
-        mesh = Mesh.from_device_mesh(device_mesh_for(plan, None, device, TIMEOUT))
+        _, mesh = meet(plan, None, next(iter(parts.values())).device, TIMEOUT)
     mesh = split(model, plan, mesh)
     if mesh.coords != place.coords or dist.get_rank() != place.rank:
         raise UsageError(

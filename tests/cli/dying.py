@@ -14,13 +14,11 @@ import shardwright
 from shardwright import DistributedError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import random_model
-from shardwright.runtime.communication.processes import device_mesh_for
 
 
 def die_in_forward(plan: Plan, config: Any, report: Path) -> None:
     """Rank 1 dies in the middle of a forward pass; the others write down how they ended."""
-    mesh = device_mesh_for(plan, None, torch.device("cpu"), 600)
-    model = shardwright.apply(random_model(config, torch.float32), plan, mesh)
+    model = shardwright.apply(random_model(config, torch.float32), plan)
     if dist.get_rank() == 1:
         layer = model.get_submodule("model.layers.1")
         layer.register_forward_pre_hook(lambda *_: os._exit(3))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import collectives, processes
-from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.ranks import agreement
 from shardwright.runtime.shared_memory.connect import channel_of
 
@@ -35,35 +35,35 @@ def die(*_: Any, **__: Any) -> None:
 def never_comes(plan: Path, timeout: float) -> None:
     if rank() == 1:
         return
-    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    processes.meet(Plan.load(plan), None, CPU, timeout)[1]
 
 
 def rank_0_never_comes(plan: Path, timeout: float) -> None:
     if rank() != 0:
-        processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+        processes.meet(Plan.load(plan), None, CPU, timeout)[1]
 
 
 def dies_before_it_comes(plan: Path, timeout: float) -> None:
     if rank() == 1:
         die()
-    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    processes.meet(Plan.load(plan), None, CPU, timeout)[1]
 
 
 def dies_when_all_have_come(plan: Path, timeout: float) -> None:
     if rank() == 1:
         dist.init_process_group = die
-    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    processes.meet(Plan.load(plan), None, CPU, timeout)[1]
 
 
 def dies_between_groups(plan: Path, timeout: float) -> None:
     """Where one group is all that there is, at the first thing that ranks do together."""
     if rank() == 1:
         processes.init_device_mesh = dist.all_gather = die
-    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    processes.meet(Plan.load(plan), None, CPU, timeout)[1]
 
 
 def starts(plan: Path, timeout: float) -> None:
-    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    processes.meet(Plan.load(plan), None, CPU, timeout)[1]
 
 
 def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
@@ -78,8 +78,8 @@ def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
 
 def timeouts(plan: Path, timeout: float) -> None:
     """Print those of all groups: of all ranks, and of each mesh dim."""
-    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
-    groups: list[Any] = [dist.group.WORLD, *mesh.get_all_groups()]
+    mesh = processes.meet(Plan.load(plan), None, CPU, timeout)[1]
+    groups: list[Any] = [dist.group.WORLD, *(group.pg for group in mesh.groups.values())]
     print(*(group._get_backend(CPU).options._timeout.total_seconds() for group in groups))
     wait_for_others(plan.parent)  # rank 0 keeps the store, and others may still form a group
 
@@ -147,7 +147,7 @@ def loads(model: str, plan: str, options: dict[int, dict[str, Any]]) -> None:
 def applies(model: Path, plan: Path, other: Path, seeds: dict[int, int]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, 30)
+    mesh = processes.meet(Plan.load(plan), None, CPU, 30)[1]
     torch.manual_seed(seeds.get(rank(), 0))
     whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
     shardwright.apply(whole, other if rank() == 1 else plan, mesh)
@@ -186,7 +186,7 @@ def casts_its_model(model: Path, plan: Path) -> None:
 
 def shares_memory(plan: Path, expected: bool) -> None:
     """Collectives of each group of a mesh against those of gloo, which run in between."""
-    mesh = Mesh.from_device_mesh(processes.device_mesh_for(Plan.load(plan), None, CPU, 30))
+    mesh = processes.meet(Plan.load(plan), None, CPU, 30)[1]
     groups = [*mesh.groups.values(), Group.of(agreement.world())]
     for turn, group in enumerate(groups * 2):
         assert group.pg is not None
@@ -233,7 +233,7 @@ def computes(model: Path, plan: Path) -> None:
 
 def forks(plan: Path) -> None:
     """The child has no part in what the ranks do, and takes nothing away when it ends."""
-    mesh = Mesh.from_device_mesh(processes.device_mesh_for(Plan.load(plan), None, CPU, 30))
+    mesh = processes.meet(Plan.load(plan), None, CPU, 30)[1]
     x = torch.ones(3)
     collectives.all_reduce(x, mesh["tp"])
     channel = channel_of(agreement.world())

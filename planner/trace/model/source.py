@@ -26,6 +26,7 @@ from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wi
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs
 from shardwright.planner.trace.trace_lock import alone
+from shardwright.runtime.model.build import as_dtype, building
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.identity import config_hash
@@ -103,7 +104,7 @@ def read_source(
     model: Any,
     args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     trust_remote_code: bool = False,
     hub: Hub = USUAL,
 ) -> Source:
@@ -114,7 +115,7 @@ def read_source(
             Python reference to one (`package.module:name`, `file.py:name`).
         args: Example inputs; a transformers text model needs none.
         kwargs: Example inputs by name.
-        dtype: Dtype of the parameters; by default that of the config, else float32.
+        dtype: Dtype of the parameters, or its name; by default the config's, else float32.
         trust_remote_code: Whether to run code that comes with the model.
         hub: The hub that resolves hub ids.
 
@@ -130,7 +131,7 @@ def read_source(
     if not made:
         _refuse_compiled(model)
     if made:
-        model = from_config(model, dtype, trust_remote_code, hub)
+        model = from_config(model, as_dtype(dtype), trust_remote_code, hub)
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
@@ -189,8 +190,6 @@ def from_config(
     Raises:
         ModelError: `config` is no config, or no model can be built from it.
     """
-    from shardwright.runtime.model.build import building
-
     if not hasattr(config, "to_dict"):
         raise ModelError(
             f"cannot plan a {type(config).__name__}: "
