@@ -27,7 +27,8 @@ from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtyp
 from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.in_transformers import tp_plan
 from shardwright.runtime.model.config import read_config, trusting
-from shardwright.runtime.ranks.agreement import gather, world
+from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.rendezvous import world
 from shardwright.runtime.state.gather import full_tensors
 
 CASTS = 1e-5

@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh, forget_meshes
 from shardwright.runtime.ranks import rendezvous
-from shardwright.runtime.ranks.agreement import agree, gather, tried, world
+from shardwright.runtime.ranks.agreement import agree, gather, tried
 from shardwright.runtime.ranks.failure import failed, noting_sockets
 
 
@@ -39,6 +39,7 @@ def _end() -> None:
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
     forget_meshes()
+    rendezvous.forget()
     gc.collect()
 
 
@@ -98,7 +99,7 @@ def meet(
     given = facts.of_plan(plan) if isinstance(plan, Plan) else f"none, for {dict(plan.mesh)}"
     agree("starting", failure, {"plan": given}, groups)
     if not isinstance(plan, Plan):
-        plan = _made(plan, [world()] if groups is None else groups)
+        plan = _made(plan, [rendezvous.world()] if groups is None else groups)
     return plan, mesh or new_mesh(plan, pick_device(device), timeout)
 
 
@@ -162,9 +163,13 @@ def new_mesh(plan: Plan, device: torch.device, timeout: float) -> Mesh:
         DistributedError: a rank died.
     """
     names = tuple(plan.mesh)
+    if len(names) == 1 and (ours := rendezvous.world()) is not dist.group.WORLD:
+        return Mesh.from_device_mesh(
+            DeviceMesh.from_group(ours, device.type, mesh_dim_names=names)  # pyright: ignore[reportArgumentType] names are str
+        )
     own: dict[str, Any] | None = None  # a single mesh dim uses the default group and its timeout
     if len(names) > 1:
-        kind: Any = type(world()._get_backend(device).options)
+        kind: Any = type(rendezvous.world()._get_backend(device).options)
         options = kind()
         options._timeout = timedelta(seconds=timeout)
         own = dict.fromkeys(names, (dist.get_backend(), options))

@@ -15,7 +15,8 @@ from shardwright.planner.contract.mesh import CP, TP
 from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.boundary.root import takes_own_rows
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.ranks.agreement import gather, world
+from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.rendezvous import world
 from shardwright.runtime.state.gather import full_tensors
 
 

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from shardwright.errors import CheckpointError, DistributedError
 from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.failure import failed
+from shardwright.runtime.ranks.rendezvous import world
 
 T = TypeVar("T")
 
@@ -174,9 +175,3 @@ def _difference(everyone: Sequence[_Answer]) -> DistributedError | None:
                     f"{answer.rank} has {other}: give all ranks the same"
                 )
     return None
-
-
-def world() -> dist.ProcessGroup:
-    """Return the group of all ranks."""
-    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
-    return dist.group.WORLD

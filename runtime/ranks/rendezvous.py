@@ -16,14 +16,22 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.failure import lost, named, noting_sockets, short
 from shardwright.runtime.ranks.peers import ANSWER_SECONDS, Roll, bounded
+
+IDLE = timedelta(days=1)
+"""How long ranks may wait in users' own collectives, as those of an idle server do."""
+
+_ours: Any = WeakIdKeyDictionary()
+"""The default process group, if it was formed here -> the group for our own collectives."""
 
 
 def form(backend: str, timeout: float) -> None:
@@ -31,7 +39,8 @@ def form(backend: str, timeout: float) -> None:
 
     Args:
         backend: "gloo" or "nccl".
-        timeout: Seconds until all ranks must be there, and for each collective afterwards.
+        timeout: Seconds until all ranks must be there, and for each collective of `ours`. The
+            default group, which is the user's, waits for `IDLE`.
 
     Raises:
         DistributedError: a rank died or did not come, or was told another number of ranks.
@@ -54,11 +63,28 @@ def form(backend: str, timeout: float) -> None:
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=ranks, timeout=_left(deadline)
             )
+            ours: Any = dist.new_group(timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:  # a stranger's bytes may be no number
         raise lost("starting", error, roll, range(ranks)) from error
     peers.remember(roll)
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
-    dist.group.WORLD.set_timeout(timedelta(seconds=timeout))
+    dist.group.WORLD.set_timeout(IDLE)
+    _ours[dist.group.WORLD] = ours
+
+
+def world() -> dist.ProcessGroup:
+    """Return the group of all ranks for our collectives: `ours`, or else the user's default group.
+
+    They fail if a rank hangs for longer than the timeout of `load`, also while users' broadcasts in
+    the default group wait for the next request.
+    """
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    return _ours.get(dist.group.WORLD, dist.group.WORLD)
+
+
+def forget() -> None:
+    """Drop the groups that are kept here."""
+    _ours.clear()
 
 
 def _come(

@@ -15,7 +15,7 @@ import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import collectives, processes
 from shardwright.runtime.communication.mesh import Group
-from shardwright.runtime.ranks import agreement
+from shardwright.runtime.ranks import rendezvous
 from shardwright.runtime.shared_memory.connect import channel_of
 
 CPU = torch.device("cpu")
@@ -77,9 +77,9 @@ def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
 
 
 def timeouts(plan: Path, timeout: float) -> None:
-    """Print those of all groups: of all ranks, and of each mesh dim."""
+    """Print those of all groups: the user's, ours of all ranks, and of each mesh dim."""
     mesh = processes.meet(Plan.load(plan), None, CPU, timeout)[1]
-    groups: list[Any] = [dist.group.WORLD, *(group.pg for group in mesh.groups.values())]
+    groups: list[Any] = [dist.group.WORLD, rendezvous.world(), *(group.pg for group in mesh.groups.values())]
     print(*(group._get_backend(CPU).options._timeout.total_seconds() for group in groups))
     wait_for_others(plan.parent)  # rank 0 keeps the store, and others may still form a group
 
@@ -89,6 +89,27 @@ def timeouts(plan: Path, timeout: float) -> None:
 
 def loaded(model: Path, plan: Path, timeout: float = 60) -> Any:
     return shardwright.load(model, plan, timeout=timeout)
+
+
+def waits_for_a_request(model: Path, plan: Path, seconds: float) -> None:
+    """Rank 0 has nothing to do for longer than the timeout, and all others wait for it."""
+    split = loaded(model, plan, timeout=2)
+    if rank() == 0:
+        time.sleep(seconds)
+    box = [torch.zeros(1, 5, dtype=torch.int64)]
+    dist.broadcast_object_list(box)
+    print(split(box[0]).logits.shape)
+
+
+def dies_while_others_wait(model: Path, plan: Path) -> None:
+    split = loaded(model, plan, timeout=600)
+    if rank() == 1:
+        die()
+    if rank() == 0:
+        time.sleep(1)
+        split(torch.zeros(1, 5, dtype=torch.int64))
+    else:
+        dist.broadcast_object_list([None])
 
 
 def dies_in_forward(model: Path, plan: Path, victim: int, stays: bool) -> None:
@@ -187,7 +208,7 @@ def casts_its_model(model: Path, plan: Path) -> None:
 def shares_memory(plan: Path, expected: bool) -> None:
     """Collectives of each group of a mesh against those of gloo, which run in between."""
     mesh = processes.meet(Plan.load(plan), None, CPU, 30)[1]
-    groups = [*mesh.groups.values(), Group.of(agreement.world())]
+    groups = [*mesh.groups.values(), Group.of(rendezvous.world())]
     for turn, group in enumerate(groups * 2):
         assert group.pg is not None
         later = torch.tensor([group.rank])
@@ -236,7 +257,7 @@ def forks(plan: Path) -> None:
     mesh = processes.meet(Plan.load(plan), None, CPU, 30)[1]
     x = torch.ones(3)
     collectives.all_reduce(x, mesh["tp"])
-    channel = channel_of(agreement.world())
+    channel = channel_of(rendezvous.world())
     assert channel is not None
     if (child := os.fork()) == 0:
         faulthandler.dump_traceback_later(20, exit=True)  # one that hangs says where

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.forked import Ended
 from tests.faults import ranks
-from tests.faults.conftest import Start, errors
+from tests.faults.conftest import Start, all_well, errors
 
 TIMEOUT = 5.0
 
@@ -59,6 +59,22 @@ def test_environment_that_is_not_of_torchrun(folder: Path, start: Start) -> None
     ]
 
 
-def test_timeout_holds_for_all_groups(folder: Path, start: Start) -> None:
-    ends = start(4, ranks.timeouts, folder / "plan-mesh.json", 77.0)
-    assert [end.log.splitlines() for end in ends] == [["77.0 77.0 77.0", "all here"]] * 4, ends
+@pytest.mark.parametrize("ranks_and_plan", [(4, "plan-mesh.json", 2), (2, "plan-2.json", 1)])
+def test_timeout_holds_for_all_groups_but_the_users(
+    folder: Path, start: Start, ranks_and_plan: tuple[int, str, int]
+) -> None:
+    size, plan, dims = ranks_and_plan
+    ends = start(size, ranks.timeouts, folder / plan, 77.0)
+    said = " ".join(["86400.0", "77.0", *["77.0"] * dims])
+    assert [end.log.splitlines() for end in ends] == [[said, "all here"]] * size, ends
+
+
+def test_idle_ranks_wait_longer_than_the_timeout(folder: Path, start: Start) -> None:
+    all_well(start(2, ranks.waits_for_a_request, folder / "model", folder / "plan-2.json", 5.0))
+
+
+def test_a_rank_that_dies_while_others_are_idle(folder: Path, start: Start) -> None:
+    """What waits in torch's own collectives ends as well, in torch's words."""
+    ends = start(4, ranks.dies_while_others_wait, folder / "model", folder / "plan-4.json")
+    assert ends[0].how == "error" and "no answer from rank 1, which died" in ends[0].text
+    assert {end.how for end in ends[2:]} == {"raw"} and in_time(ends)
