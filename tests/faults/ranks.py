@@ -79,7 +79,8 @@ def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
 def timeouts(plan: Path, timeout: float) -> None:
     """Print those of all groups: the user's, ours of all ranks, and of each mesh dim."""
     mesh = processes.meet(Plan.load(plan), None, CPU, timeout)[1]
-    groups: list[Any] = [dist.group.WORLD, rendezvous.world(), *(group.pg for group in mesh.groups.values())]
+    dims = (group.pg for group in mesh.groups.values())
+    groups: list[Any] = [dist.group.WORLD, rendezvous.world(), *dims]
     print(*(group._get_backend(CPU).options._timeout.total_seconds() for group in groups))
     wait_for_others(plan.parent)  # rank 0 keeps the store, and others may still form a group
 

@@ -1,5 +1,6 @@
 """Ranks start together within `timeout`, or each says in one line which of them did not come."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,7 +75,8 @@ def test_idle_ranks_wait_longer_than_the_timeout(folder: Path, start: Start) -> 
 
 
 def test_a_rank_that_dies_while_others_are_idle(folder: Path, start: Start) -> None:
-    """What waits in torch's own collectives ends as well, in torch's words."""
+    """Those that wait in torch's own collectives end as well, in torch's words."""
     ends = start(4, ranks.dies_while_others_wait, folder / "model", folder / "plan-4.json")
-    assert ends[0].how == "error" and "no answer from rank 1, which died" in ends[0].text
+    assert ends[0].how == "error"
+    assert re.search("no answer from ranks? 1.*, which died or hangs", ends[0].text)
     assert {end.how for end in ends[2:]} == {"raw"} and in_time(ends)
