@@ -239,7 +239,7 @@ FROM_RUNTIME = {
     "planner.dry_run": {"runtime.api", "runtime.code", "runtime.communication", "runtime.slots"},
     "planner.exports": {"runtime.model"},
     "planner.on_ranks": {
-        "runtime.api", "runtime.boundary", "runtime.communication", "runtime.in_transformers",
+        "runtime.api", "runtime.boundary", "runtime.in_transformers",
         "runtime.model", "runtime.ranks", "runtime.state",
     },
     "planner.prove": {"runtime.model"},
