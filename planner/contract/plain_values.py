@@ -8,7 +8,7 @@ other callable object is written by its class and its plain attributes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -20,6 +20,10 @@ FREE = frozenset(
 )
 """Flags that any call may have: they select from results that are proven. Other flags may run code
 that no traced call ran. The root module handles each flag that changes what it returns."""
+
+SWITCHES = ("use_cache", "output_hidden_states")
+"""Of `FREE`, flags that make code keep tensors, which it may read later in the same call. A plan
+with no traced call that has one on says so (`"use_cache": false`), and a call with it is refused."""
 
 CONTAINERS = (dict, list, tuple)
 """Types of arguments whose plain values are named by their place: `name.key` or `name.0`."""
@@ -80,6 +84,15 @@ def plain_value(value: Any) -> PlainValue:
 def same_value(one: PlainValue, other: PlainValue) -> bool:
     """Return whether code treats both as the same value: `1` is not `True`."""
     return one == other and type(one) is type(other)
+
+
+def is_on(name: str, given: Mapping[str, Any], default: Any, config: Any) -> bool:
+    """Return whether a call has the flag `name` on: as given, by `default`, or by its config."""
+    value = given.get(name, default)
+    if value is None and config is not None:
+        parts = (config, getattr(config, "get_text_config", lambda **_: None)(decoder=True))
+        return any(bool(getattr(part, name, False)) for part in parts)
+    return bool(value)
 
 
 def code_name(value: Any) -> str:

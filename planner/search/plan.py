@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from importlib.metadata import version
 from inspect import Parameter, signature
@@ -15,7 +15,9 @@ from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plain_values import (
     FREE,
+    SWITCHES,
     PlainValue,
+    is_on,
     is_said,
     plain_value,
     plain_within,
@@ -158,7 +160,24 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
         if (run.training or graph.trained) and draws_alike(task, layouts):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
-    return found
+    off = {name: False for name in SWITCHES if _never_on(task, numbers, name)}
+    return [
+        call if call.module else call.model_copy(update={"values": call.values | off})
+        for call in found
+    ]
+
+
+def _never_on(task: Task, numbers: Iterable[int], name: str) -> bool:
+    """Whether callers can set the flag `name` of the model, and no traced call of it had it on."""
+    module = task.source.module
+    parameters = signature(module.forward).parameters
+    if name not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        return False
+    config, names = getattr(module, "config", None), [*parameters]
+    default = parameters[name].default if name in parameters else None
+    calls = [run for n in numbers if not (run := task.source.runs[n]).module]
+    given = (dict(zip(names, run.args, strict=False)) | run.kwargs for run in calls)
+    return bool(calls) and not any(is_on(name, each, default, config) for each in given)
 
 
 def plain_values(forward: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, PlainValue]:

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import MASKS, slot_pattern
-from shardwright.planner.contract.plain_values import BLOCK_MASK, CONTAINERS, FREE, is_code
+from shardwright.planner.contract.plain_values import (
+    BLOCK_MASK,
+    CONTAINERS,
+    FREE,
+    SWITCHES,
+    is_code,
+    is_on,
+)
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, returned
@@ -59,6 +66,8 @@ class ProvenCalls:
         several: Whether a call with such a cache had several tokens.
         trains: Whether a call in training mode is proven, too.
         asks_autocast: Whether code checks for autocast, which is not proven.
+        off: Flags that no call had on.
+        config: The config of the model, which has values of flags that a call leaves out.
         checked: Kinds of calls that were checked before, and what `check_given` returned for them.
     """
 
@@ -75,6 +84,8 @@ class ProvenCalls:
     several: bool
     trains: bool
     asks_autocast: bool
+    off: tuple[str, ...]
+    config: Any
     checked: dict[Any, bool] = field(default_factory=dict)
 
     @classmethod
@@ -103,6 +114,8 @@ class ProvenCalls:
             any(call.several for call in calls),
             any(call.training and not call.arrays for call in calls),
             any(call.asks_autocast for call in calls),
+            tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own)),
+            getattr(model, "config", None),
         )
 
     def check_modes(self, modules: Iterable[nn.Module], alone: str = "") -> None:
@@ -137,6 +150,13 @@ class ProvenCalls:
         """
         if self.state and not self.several:
             self._check_tokens(given)
+        for name in self.off:
+            if is_on(name, given, self.defaults.get(name), self.config):
+                raise UsageError(
+                    f"{name} of {self.model} is on{'' if name in given else ' by its config'}, and "
+                    "was off in all calls that the plan was made for: what its code keeps may be a "
+                    f"shard where it reads it again: call with {name}=False"
+                )
         if torch.compiler.is_compiling():  # its guards would see `checked` change
             return self._check(given)
         kind = self._kind(given)

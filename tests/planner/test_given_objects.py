@@ -116,6 +116,50 @@ def test_steps_equal_those_of_the_whole_model() -> None:
     run_ranks(2, work)
 
 
+class Takes(Picks):
+    """It takes something out of the state, so calls with one cannot be traced."""
+
+    def forward(self, x: Tensor, state: State | None) -> Tensor:
+        out = super().forward(x, state)
+        if state is not None:
+            state.more.pop("counts")
+        return out
+
+
+class Reads(Decoder):
+    """It reads the keys in the call that keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picks = Takes()
+
+    def forward(
+        self, input_ids: Tensor, use_cache: bool = False, state: State | None = None
+    ) -> Any:
+        found = super().forward(input_ids, use_cache, state)
+        if use_cache:
+            found["hidden"] = found["hidden"] + found["state"].k.sum(dim=(1, 2, 3))[:, None, None]
+        return found
+
+
+def test_a_cache_is_refused_if_no_traced_call_had_one() -> None:
+    torch.manual_seed(0)
+    model = Reads().double().eval()
+    given = {"input_ids": torch.zeros(3, 19, dtype=torch.int64), "use_cache": False}
+    plan = planning.plan(model, tp=2, kwargs=given)
+    assert [(call.values, call.state) for call in plan.calls] == [({"use_cache": False}, {})]
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    want = model(ids(5))["hidden"]
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        torch.testing.assert_close(split(ids(5))["hidden"], want, rtol=0, atol=1e-9)
+        with pytest.raises(shardwright.UsageError, match="use_cache of Reads is on, and was off"):
+            split(ids(5), use_cache=True)
+
+    run_ranks(2, work)
+
+
 def _write(state: State) -> None:
     state.k.add_(1)
 

@@ -63,6 +63,28 @@ def test_what_breaks_ties_is_minimised_by_itself(problem: Problem, bits: int):
     check(apart, 0, {}, brute_force(apart, 0, {}), result)
 
 
+def test_presolve_drops_no_solution():
+    """OR-tools 9.15 proves 2^38 here with all of its presolve (google/or-tools#5293)."""
+    problem = Problem(("a",))
+    for i, size in enumerate((3, 3, 3)):
+        problem.variable(f"v{i}", size)
+    problem.factor("f", (1,), [Row((0,), (845213433,)), Row((1,), (0,)), Row((2,), (728452987601,))])
+    costs = {
+        (0, 0, 0): 18479,
+        (0, 0, 1): 92070732412330950631882752,
+        (0, 0, 2): 23949,
+        (0, 1, 0): 312,
+        (0, 1, 1): 1267558529495817069542740385327,
+        (0, 1, 2): 10,
+        (1, 0, 0): 274032693511,
+        (2, 2, 2): 2,
+    }
+    rows = [Row(v, (costs.get(v, 0),)) for v in product(range(3), repeat=3)]
+    problem.factor("g", (0, 1, 2), rows)
+    for solver in MODULES:
+        check(problem, 0, {}, 0, solver.solve(problem, 0, {}, None, SECONDS))
+
+
 def test_what_a_float_does_not_show_is_a_difference():
     """Two assignments of ten bits more than a float has, one apart."""
     large = 2**59
