@@ -22,8 +22,8 @@ FREE = frozenset(
 that no traced call ran. The root module handles each flag that changes what it returns."""
 
 SWITCHES = ("use_cache", "output_hidden_states")
-"""Of `FREE`, flags that make code keep tensors, which it may read later in the same call. A plan
-with no traced call that has one on says so (`"use_cache": false`), and a call with it is refused."""
+"""Of `FREE`, flags that make code keep tensors, which it may read later in the same call. If no
+traced call had one on, the plan says so (`"use_cache": false`), and calls with it are refused."""
 
 CONTAINERS = (dict, list, tuple)
 """Types of arguments whose plain values are named by their place: `name.key` or `name.0`."""

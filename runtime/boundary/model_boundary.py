@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -50,8 +51,8 @@ class ModelBoundary:
         self.changes: ChangeDetection | None = None
         self.axes = 0
         """Number of mesh dims of parameters. FSDP2 stores parameters over more dims."""
-        self.parametrizes = False
-        """Whether code of the model may parametrize modules while it runs."""
+        self.patched: Callable[[Any], Any] | None = None
+        """Puts the patches of torch around a call that code of the model needs, if any."""
 
     def distribute(self, changes: ChangeDetection) -> None:
         """Note that parameters are DTensors from now on."""

@@ -21,7 +21,6 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
-from shardwright.runtime.boundary.torch_patches import PARAMETRIZE
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.redistribution import overlap
@@ -185,8 +184,8 @@ class LocalModule(BoundaryModule):
             call.active = True
             try:
                 forward: Any = LocalModule.forward
-                if state.model is not None and state.model.parametrizes:
-                    forward = PARAMETRIZE.active()(forward)
+                if state.model is not None and state.model.patched is not None:
+                    forward = state.model.patched(forward)
                 return forward(self, *args, **kwargs)
             finally:
                 call.active = False

@@ -10,7 +10,6 @@ functions are replaced by `register` and `remove` while such code runs (`torch_p
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -20,7 +19,6 @@ from torch.nn.utils import parametrize
 
 from shardwright.errors import ModelError
 from shardwright.runtime.boundary.module_boundary import boundary_of
-from shardwright.runtime.code.names_in_code import names_in
 from shardwright.runtime.subclasses import subclass_with
 
 TABLE = "parametrizations"
@@ -149,17 +147,3 @@ def remove(module: nn.Module, tensor_name: str, leave_parametrized: bool = True)
     del table[tensor_name]
     _read(module)
     return module
-
-
-def parametrizes(model: nn.Module) -> bool:
-    """Whether methods of modules of `model` name `register_parametrization`."""
-    return any(map(_names_it, {kind for m in model.modules() for kind in type(m).__mro__}))
-
-
-@functools.cache
-def _names_it(kind: type) -> bool:
-    if kind.__module__.startswith(("torch.", "builtins", "shardwright.")):
-        return False
-    methods = (inspect.unwrap(getattr(m, "__func__", m)) for m in vars(kind).values())
-    codes = (method.__code__ for method in methods if inspect.isfunction(method))
-    return "register_parametrization" in names_in(codes)

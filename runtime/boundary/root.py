@@ -28,7 +28,6 @@ from shardwright.runtime.boundary.hooks import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
-from shardwright.runtime.boundary.torch_patches import PARAMETRIZE
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
@@ -95,8 +94,8 @@ class RootModule(LocalModule):
         call.active = True
         try:
             forward: Any = LocalModule.forward
-            if model.parametrizes:
-                forward = PARAMETRIZE.active()(forward)
+            if model.patched is not None:
+                forward = model.patched(forward)
             if lengths.axes:
                 with lengths.forward():
                     output = forward(self, *args, **kwargs)

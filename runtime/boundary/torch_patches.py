@@ -4,24 +4,31 @@ A patch holds for all threads while one of them is inside. So each function here
 the original, except for modules of split and traced models.
 
     parametrize   a module that is parametrized while it runs keeps its parameter
+    cond, loops   run as Python code in a planned call without gradients: torch would compile the
+                  split modules in them
     LoraLayer     peft makes adapters for the size of a layer, not for that of its local tensor
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import UsageError
 from shardwright.runtime.boundary import parametrized
 from shardwright.runtime.boundary.module_boundary import boundary_of
+from shardwright.runtime.code.names_in_code import names_in
 
 
 class Patch:
@@ -62,6 +69,95 @@ PARAMETRIZE = Patch(
 )
 """Torch's functions take a parameter out of its module and put another back, which neither a trace
 nor a split model could follow. They call no method of the module that could do otherwise."""
+
+
+HOP = "_hop_compile_and_call"
+"""Torch's function that compiles them."""
+
+
+def _as_python(function: Any, args: Any, kwargs: Any = None) -> Any:
+    """Run what `torch.cond` or `torch.while_loop` would compile, or compile it as torch does.
+
+    Raises:
+        UsageError: a gradient is wanted, and torch cannot compile it. Its gradients of what is in
+            the branch not taken are zeros, and those of Python code would be None.
+    """
+    python = PYTHON.get(getattr(function, "__name__", ""))
+    compiled = HIGHER_ORDER.originals[HOP]
+    if not AS_PYTHON.get() or python is None:
+        return compiled(function, args, kwargs)
+    if not torch.is_grad_enabled():
+        return python(*args)
+    try:
+        return compiled(function, args, kwargs)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        out = python(*args)
+        if not any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(out)):
+            return out
+        raise UsageError(
+            "torch.cond or torch.while_loop runs split modules where gradients are wanted: call "
+            "it under torch.no_grad(), or write an `if` or a loop in Python"
+        ) from error
+
+
+def _branch(condition: Any, yes: Any, no: Any, operands: Any) -> Any:
+    return yes(*operands) if condition else no(*operands)
+
+
+def _loop(goes_on: Any, body: Any, carried: Any, more: Any) -> Any:
+    while goes_on(*carried, *more):
+        carried = tuple(body(*carried, *more))
+    return carried
+
+
+PYTHON = {"_cond_op_wrapper": _branch, "_while_loop_op_wrapper": _loop}
+"""Function that torch compiles -> what it does with its arguments."""
+
+AS_PYTHON = ContextVar("AS_PYTHON", default=False)
+"""Whether a planned call runs in this context."""
+
+HIGHER_ORDER = Patch(import_module("torch._higher_order_ops.utils"), {HOP: _as_python})
+"""Torch has no setting for it but one that holds for all threads and all compiled functions."""
+
+
+@contextmanager
+def control_flow_as_python() -> Iterator[None]:
+    """Inside, in this context, `torch.cond` and `torch.while_loop` run as Python code."""
+    token = AS_PYTHON.set(True)
+    try:
+        with HIGHER_ORDER.active():
+            yield
+    finally:
+        AS_PYTHON.reset(token)
+
+
+NEEDED_BY = {
+    "register_parametrization": PARAMETRIZE.active,
+    "cond": control_flow_as_python,
+    "while_loop": control_flow_as_python,
+}
+"""Name in a model's methods -> the patch during its calls."""
+
+
+def needed_by(model: nn.Module) -> Callable[[Any], Any] | None:
+    """Return what puts the patches around a function that the code of `model` needs, or None."""
+    kinds = {kind for m in model.modules() for kind in type(m).__mro__}
+    needed = {NEEDED_BY[name] for kind in kinds for name in _named(kind)}
+
+    def around(function: Any) -> Any:
+        return functools.reduce(lambda inner, patch: patch()(inner), needed, function)
+
+    return around if needed else None
+
+
+@functools.cache
+def _named(kind: type) -> frozenset[str]:
+    """The names in `NEEDED_BY` that methods of a class read."""
+    if kind.__module__.startswith(("torch.", "builtins", "shardwright.")):
+        return frozenset()
+    methods = (inspect.unwrap(getattr(m, "__func__", m)) for m in vars(kind).values())
+    codes = (method.__code__ for method in methods if inspect.isfunction(method))
+    return frozenset(names_in(codes)) & NEEDED_BY.keys()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.changes import ChangeDetection
 from shardwright.runtime.boundary.module_boundary import boundary_of, placements
-from shardwright.runtime.boundary.parametrized import parametrizes
+from shardwright.runtime.boundary.torch_patches import needed_by
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.tensors.buffers import make_buffers_split
@@ -85,7 +85,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     """
     root = boundary_of(model)
     if root is not None and root.model is not None:
-        root.model.parametrizes = parametrizes(model)
+        root.model.patched = needed_by(model)
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 
-from shardwright.errors import ModelError
+from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.api import apply
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planning import plan
 from tests.ranks import run_ranks
 
@@ -60,18 +61,45 @@ class Compiled(nn.Module):
         return self.after(self.mlp(x))
 
 
-@pytest.mark.parametrize("kind", [Chosen, Counted, Compiled])
+class Repeated(nn.Module):
+    """A split module in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = MLP()
+
+    def forward(self, x: Tensor) -> Tensor:
+        body = lambda i, y: (i + 1, y + self.mlp(y))  # noqa: E731
+        return while_loop(lambda i, y: i < 2, body, (torch.tensor(0), x))[1]
+
+
+@pytest.mark.parametrize("kind", [Chosen, Counted, Compiled, Repeated])
 def test_planned(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = kind().requires_grad_(False)
     found = plan(model, 2, args=(torch.randn(3, 19, 64),))
     assert found.predicted.parameter_bytes[0] < 0.52 * found.predicted.unsharded_bytes
     x = torch.randn(2, 11, 64).abs()
-    with torch.compiler.set_stance("force_eager"):
-        for given in (x, -x):
-            want = model(given)
-            for got in run_ranks(2, lambda m, x=given: apply(copy.deepcopy(model), found, m)(x)):
-                torch.testing.assert_close(got, want)
+    for given in (x, -x):
+        want = model(given)
+        for got in run_ranks(2, lambda m, x=given: apply(copy.deepcopy(model), found, m)(x)):
+            torch.testing.assert_close(got, want)
+
+
+def test_gradients_through_a_condition() -> None:
+    """Those of tensors are torch's. Split modules in branches are refused."""
+    torch.manual_seed(0)
+    model, x = Chosen().double(), torch.randn(3, 19, 64).double()
+    found = plan(model, 2, args=(x,), phase="train")
+
+    def work(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), found, mesh)
+        with pytest.raises(UsageError, match=r"call it under torch.no_grad\(\), or write an `if`"):
+            split(x)
+        with torch.no_grad():
+            torch.testing.assert_close(split(x), model(x), rtol=0, atol=1e-9)
+
+    run_ranks(2, work)
 
 
 @torch.library.custom_op("shardwright_tests::add_to", mutates_args=("y",))

@@ -68,7 +68,9 @@ def test_presolve_drops_no_solution():
     problem = Problem(("a",))
     for i, size in enumerate((3, 3, 3)):
         problem.variable(f"v{i}", size)
-    problem.factor("f", (1,), [Row((0,), (845213433,)), Row((1,), (0,)), Row((2,), (728452987601,))])
+    problem.factor(
+        "f", (1,), [Row((0,), (845213433,)), Row((1,), (0,)), Row((2,), (728452987601,))]
+    )
     costs = {
         (0, 0, 0): 18479,
         (0, 0, 1): 92070732412330950631882752,

@@ -4,8 +4,9 @@ One worker is best: on 6 layers of a dense decoder it proved in 0.05 s what two 
 search of its own, did not in 10 s. Probing, symmetries and a second presolve take half of the time
 and find nothing on these problems; finding overlaps of linear constraints does not help either.
 With literals of several tables merged into cliques CP-SAT branched where it otherwise proves at the
-root: 1.1 s instead of 0.4 s on a mixture model over 16 ranks. The presolve that compares at-most-one with
-linear constraints drops solutions in OR-tools 9.15 (google/or-tools#5293), so it is off.
+root: 1.1 s instead of 0.4 s on a mixture model over 16 ranks. The presolve that compares
+at-most-one with linear constraints drops solutions in OR-tools 9.15 (google/or-tools#5293), so it
+is off.
 """
 
 from __future__ import annotations
