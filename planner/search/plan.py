@@ -176,7 +176,7 @@ def _never_on(task: Task, numbers: Iterable[int], name: str) -> bool:
     config, names = getattr(module, "config", None), [*parameters]
     default = parameters[name].default if name in parameters else None
     calls = [run for n in numbers if not (run := task.source.runs[n]).module]
-    given = (dict(zip(names, run.args, strict=False)) | run.kwargs for run in calls)
+    given = ({**dict(zip(names, run.args, strict=False)), **run.kwargs} for run in calls)
     return bool(calls) and not any(is_on(name, each, default, config) for each in given)
 
 

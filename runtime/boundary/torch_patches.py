@@ -90,7 +90,7 @@ def _as_python(function: Any, args: Any, kwargs: Any = None) -> Any:
         return python(*args)
     try:
         return compiled(function, args, kwargs)
-    except torch._dynamo.exc.TorchDynamoException as error:
+    except import_module("torch._dynamo.exc").TorchDynamoException as error:
         out = python(*args)
         if not any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(out)):
             return out

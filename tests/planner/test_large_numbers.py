@@ -71,7 +71,7 @@ def test_presolve_drops_no_solution():
     problem.factor(
         "f", (1,), [Row((0,), (845213433,)), Row((1,), (0,)), Row((2,), (728452987601,))]
     )
-    costs = {
+    costs: dict[tuple[int, ...], int] = {
         (0, 0, 0): 18479,
         (0, 0, 1): 92070732412330950631882752,
         (0, 0, 2): 23949,
