@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 
 export NO_MKDOCS_2_WARNING := 1 # the theme's word on what comes after mkdocs 1, in each build
 
-.PHONY: demo test lint docs release-check zoo
+.PHONY: demo test long lint docs release-check zoo
 
 demo: $(INSTALLED)
 	$(BIN)/python -m benchmarks.demo
@@ -17,6 +17,10 @@ demo: $(INSTALLED)
 # One thread per test process: torch would start as many as there are cores in each.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# More models and sizes, on top of what `test` runs.
+long: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 # Every architecture of transformers on real ranks: an hour on two cores.
 zoo: $(INSTALLED)

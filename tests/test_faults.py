@@ -17,11 +17,12 @@ from benchmarks.faults.outcomes import Tally, Wrong
 from benchmarks.faults.plan_mutations import mutated
 from benchmarks.faults.plans import Subject, mutants
 from shardwright.errors import PlanError
+from tests.marks import long
 
 OF_EACH = 25
 
 
-@pytest.mark.parametrize("kind", ["shared kv heads", "fused qkv", "experts"])
+@pytest.mark.parametrize("kind", ["shared kv heads", long("fused qkv"), long("experts")])
 def test_mutated_plans(kind: str) -> None:
     subject = Subject(KINDS[kind])
     others = [json.loads(p.to_json()) for p in subject.plans]

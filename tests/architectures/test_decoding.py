@@ -22,6 +22,7 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.calls.proven import ALIKE
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
+from tests.marks import long
 from tests.ranks import run_ranks
 
 KINDS = {"t5": "seq2seq", "bart": "seq2seq"}
@@ -57,7 +58,8 @@ def decoded(model: Any, lengths: tuple[int, ...] = (5, 1, 1, 3)) -> list[torch.T
 
 
 @pytest.mark.parametrize(
-    ("name", "tp"), [*((name, 2) for name in NAMES), ("llama", 3), ("mamba2", 3)]
+    ("name", "tp"),
+    [*((name, 2) for name in NAMES), *(long(name, 3) for name in NAMES[1:]), (NAMES[0], 3)],
 )
 def test_steps_equal_those_of_the_whole_model(name: str, tp: int) -> None:
     model, plan = made(name, tp)

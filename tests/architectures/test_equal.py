@@ -12,6 +12,7 @@ from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from tests import planning, zoo
+from tests.marks import long
 from tests.ranks import run_ranks
 
 PEER = {
@@ -21,10 +22,14 @@ PEER = {
     "qwen2": 6, "qwen3": 6, "starcoder2": 6,
 }  # fmt: skip
 SIX = {"llama", "phi3", "gpt2"}
-CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
+ALIKE = {"mistral", "qwen2", "qwen3", "starcoder2", "stablelm", "opt", "roberta"}
+"""They resemble others."""
+CASES = [
+    long(kind, name) if name in ALIKE else (kind, name) for kind, n in FIRST.items() for name in n
+]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES, ids=[n for _, n in CASES])
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_equal_in_float64(kind: str, name: str) -> None:
     """Logits, gradients and a decode step within 1e-9; block weights split; few collectives."""
     config, model = build(kind, name, torch.float64)

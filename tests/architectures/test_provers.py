@@ -1,10 +1,11 @@
-"""All solvers prove the same plan of models of several sorts."""
+"""All solvers prove the same plan of every architecture of the first milestone."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import optimize
@@ -12,9 +13,12 @@ from shardwright.planner.search import solution
 from shardwright.planner.solvers import backtracking, cpsat
 from shardwright.planner.solvers.presolve import Presolved
 from tests import planning
+from tests.marks import long
 
-CASES = [("causal", name) for name in ("bloom", "cohere", "gemma2", "gpt2", "olmo2", "phi3")]
-CASES += [("masked", "bert"), ("seq2seq", "t5")]
+USUAL = {"bloom", "cohere", "gemma2", "gpt2", "phi3", "bert", "t5"}
+CASES = [
+    (kind, name) if name in USUAL else long(kind, name) for kind, n in FIRST.items() for name in n
+]
 SECONDS = 60.0
 
 
@@ -36,7 +40,7 @@ def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Pres
     return small, movable
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES, ids=[n for _, n in CASES])
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> None:
     small, movable = network(kind, name, monkeypatch)
     found = [optimize(small, m.solve, SECONDS, movable=movable) for m in (cpsat, backtracking)]

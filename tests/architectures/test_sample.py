@@ -11,14 +11,20 @@ from benchmarks.compare import compare, predicted
 from benchmarks.zoo import SAMPLE
 from benchmarks.zoo_case import case
 from tests import planning
+from tests.marks import long
 from tests.ranks import run_ranks
 
-LONG = {"deepseek_v2", "falcon_h1", "jamba", "longt5", "marian", "olmoe", "rwkv"}
+LONG = {
+    *"bart deepseek_v2 deepseek_v32 falcon_h1 gptj jamba longt5 marian minicpm3".split(),
+    *"mobilebert mpt olmoe rwkv zamba2".split(),
+}
 """Those are slow or resemble others."""
-CASES = [(kind, name) for kind, names in SAMPLE.items() for name in names if name not in LONG]
+CASES = [
+    long(kind, name) if name in LONG else (kind, name) for kind, n in SAMPLE.items() for name in n
+]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES, ids=[n for _, n in CASES])
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_equals_the_whole_model(kind: str, name: str) -> None:
     """Logits, all gradients and a decode step, and collectives as predicted."""
     it = case(kind, name)

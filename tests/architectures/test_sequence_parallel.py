@@ -21,6 +21,7 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.communication.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
+from tests.marks import long
 from tests.ranks import run_ranks
 
 BATCH, SEQ = 2, 19
@@ -107,7 +108,7 @@ def test_equals_the_whole_model(name: str, tp: int) -> None:
 @pytest.mark.parametrize(
     ("name", "tp"),
     # The last calls some norms several times in each block.
-    [("llama", 4), ("gpt2", 4), ("gemma2", 2), ("gemma3n_text", 2)],
+    [("llama", 4), ("gpt2", 4), ("gemma2", 2), long("gemma3n_text", 2)],
 )
 def test_collectives(name: str, tp: int) -> None:
     """As predicted, to the byte; a reduce-scatter for each all-reduce of a plan without."""
@@ -148,7 +149,7 @@ def test_norms_and_residuals_are_split_and_qkv_share_a_gather(name: str) -> None
             assert not spec.inputs
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", long("gemma2")])
 def test_fewer_bytes_are_kept_for_the_backward_pass(name: str) -> None:
     """Counted by hooks on what autograd saves, parameters aside."""
     kept = {}

@@ -15,12 +15,13 @@ from benchmarks.zoo_case import build
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
+from tests.marks import long
 from tests.ranks import run_ranks
 
 ENCODED, WIDTH = 23, 64
 
 
-@pytest.mark.parametrize("name", ["bart", "trocr"])
+@pytest.mark.parametrize("name", ["bart", "trocr", long("prophetnet")])
 def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
     """Logits and all gradients, cross-attention's too; what is predicted is the plain call."""
     config, model = build("causal", name, torch.float64)
@@ -98,6 +99,7 @@ def test_a_tower_by_itself_and_in_its_model() -> None:
     assert_equal(model, inputs, "", 1e-5)  # it casts to float32 within
 
 
+@pytest.mark.long
 def test_a_tower_that_runs_in_float32_alone() -> None:
     """gemma4's for sounds: planned in float64 too, in which it does not run."""
     _, model = build("causal", "gemma4", torch.float32)

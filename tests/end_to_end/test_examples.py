@@ -62,6 +62,7 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in started(name, arguments, int(start[1]), tmp_path)
 
 
+@pytest.mark.long
 def test_ranks_that_are_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By torchrun, after one was killed."""
     assert command("restart") == "python examples/restart.py DIRECTORY [RANK:STEP...]"

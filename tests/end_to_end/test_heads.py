@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import pytest
 from transformers import GPT2Config
 
 from shardwright.planner.on_ranks.numeric import compare
 from tests import planning
 
 
+@pytest.mark.long
 def test_equal_on_processes() -> None:
     """Six heads and 50257 words over four: logits and all gradients, over gloo."""
     config = GPT2Config(

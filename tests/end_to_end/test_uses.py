@@ -10,6 +10,7 @@ import pytest
 from benchmarks.uses.case import compared
 from benchmarks.uses.subject import USES
 from benchmarks.uses.threads import by_threads
+from tests.marks import long
 
 MODELS = (
     ("causal/llama", 2),
@@ -21,10 +22,10 @@ MODELS = (
 )
 BY_THREADS = [name for name, use in USES.items() if not use.own_process]
 CASES = [
-    (model, tp, use)
+    long(model, tp, use) if (m - u) % len(MODELS) else (model, tp, use)
     for m, (model, tp) in enumerate(MODELS)
     for u, use in enumerate(BY_THREADS)
-    if (m - u) % len(MODELS) in (0, 3)  # one of the first half and one of the second
+    if (m - u) % len(MODELS) in (0, 3)  # of the first half, and of the second
 ]
 
 

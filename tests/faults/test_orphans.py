@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import long
+
 RANKS = 2
 
 COMMAND = """
@@ -41,7 +43,7 @@ def test_a_signal_lets_blocks_end_and_then_ends_the_process(number: int, again: 
     assert out == "ended\n" and process.returncode == -number
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGTERM", long("SIGHUP"), long("SIGINT"), "SIGKILL"])
 def test_check_leaves_no_ranks(folder: Path, tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", "shardwright", "check", str(folder / "plan-2.json")]
     process = subprocess.Popen(

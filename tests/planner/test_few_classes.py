@@ -22,6 +22,7 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
+from tests.marks import long
 from tests.planner.equal import Inputs, assert_equal, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.ranks import run_ranks
@@ -61,7 +62,7 @@ def test_many_classes() -> None:
     assert deferred(plan)
 
 
-@pytest.mark.parametrize(("labels", "some"), [(3, False), (100, True)])
+@pytest.mark.parametrize(("labels", "some"), [(3, False), long(100, True)])
 def test_a_model_of_transformers(labels: int, some: bool) -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     sizes["num_labels"] = labels

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention,
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.api import apply
+from tests.marks import long
 from tests.planner.equal import randomize
 from tests.planning import plan
 from tests.ranks import run_ranks
@@ -137,7 +138,7 @@ def test_a_mask_among_the_arguments_is_refused() -> None:
     run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma"])
+@pytest.mark.parametrize("name", [long("Llama"), "Mistral", long("Gemma")])
 def test_stock_models(name: str) -> None:
     """With padding, and `generate` with a cache."""
     torch.manual_seed(0)

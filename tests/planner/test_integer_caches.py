@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.sizes.provenance import SourcedInt
+from tests.marks import long
 from tests.planner.einops_models import SIDE, Attention, CaiT, CrossViT, ViT
 from tests.planner.equal import assert_equal, features, planned
 
@@ -64,7 +65,7 @@ def test_what_a_user_ran_before_is_not_taken_for_the_trace() -> None:
     assert_equal(model, features(DIM), plan)
 
 
-@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("tp", [long(2), 3])
 @pytest.mark.parametrize(
     "make", [ViT, functools.partial(ViT, pool="mean"), functools.partial(CaiT, 96, 12), CrossViT]
 )

@@ -12,6 +12,7 @@ from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import optimize, prove
 from shardwright.planner.solvers import cpsat, elimination
 from shardwright.planner.solvers.problem import Problem, Result, Row
+from tests.marks import long
 from tests.planner.test_toys import SECONDS
 from tests.planner.toys import toy
 
@@ -41,7 +42,7 @@ def test_a_better_plan_than_the_best_is_an_error() -> None:
         prove(asked, {}, found._replace(status="optimal"), cpsat.solve, SECONDS)
 
 
-@pytest.mark.parametrize("name", ["tied", "twice"])  # others take 10 to 30 s
+@pytest.mark.parametrize("name", ["tied", "twice", long("conflict"), long("residual")])
 def test_where_elimination_cannot_the_solver_finds_the_same_plan(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
+from tests.marks import long
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 
@@ -186,7 +187,7 @@ SPLIT = (
 )
 
 
-@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("tp", [long(2), 3])
 @pytest.mark.parametrize("mixture", SPLIT)
 def test_experts_are_split(mixture: type[Mixture], tp: int) -> None:
     """Values and gradients are those of the whole, with an expert that no token is given to."""
@@ -226,7 +227,7 @@ class Stacked(ByNumel):
         return out + self.shared(x)
 
 
-@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("tp", [long(2), 3, long(4)])
 @pytest.mark.parametrize("mixture", [ByNumel, ByMask, ByCounts, Stacked])
 def test_the_root_itself(mixture: type[Mixture], tp: int) -> None:
     """The sum of the experts is made at its own boundary, once, and none in a pass."""

@@ -216,6 +216,7 @@ BART: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_folded_with_and_without_an_encoder_equals_unfolded() -> None:
     """A block runs in both calls; it is traced once in each."""
     config = transformers.AutoConfig.for_model("bart", architectures=["BartForCausalLM"], **BART)

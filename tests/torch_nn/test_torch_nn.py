@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.marks import long
 from tests.planner.equal import assert_equal, planned
 from tests.torch_nn.functions import FUNCTIONS, NO_FUNCTIONS
 from tests.torch_nn.models import WIDTH, Case, states
@@ -30,6 +31,8 @@ CASES: dict[str, Case] = {
     **{f"F.{name}": case for name, case in FUNCTIONS.items()},
     **WEIGHT_NORMS,
 }
+HALF = [long(n, tp) if (i + tp) % 2 else (n, tp) for i, n in enumerate(CASES) for tp in (2, 3)]
+"""Each case for two or for three ranks; for the other number if long tests are run."""
 WITHOUT_RULE = {
     "nn.AdaptiveLogSoftmaxWithLoss": {"module AdaptiveLogSoftmaxWithLoss": 1},
     "nn.CrossMapLRN2d": {"resize": 1},
@@ -49,7 +52,7 @@ def test_each_function_is_there() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "tp"), [(name, 2 + i % 2) for i, name in enumerate(CASES)])
+@pytest.mark.parametrize(("name", "tp"), HALF)
 def test_equals_the_whole_model(name: str, tp: int) -> None:
     """Values and gradients; what is not split has a rule that says why."""
     case = CASES[name]
