@@ -58,6 +58,19 @@ class CostFunctionNetwork:
         problem = replace(self.problem, factors=[*self.problem.factors])
         return replace(self, problem=problem)
 
+    def allow(self, label: str, name: str, allows: Callable[[State], bool]) -> None:
+        """Add a factor that forbids the other states of a tensor."""
+        rows = [Row((i,), FREE) for i, s in enumerate(self.states.domain(name)) if allows(s)]
+        self.problem.factor(label, [self.variables[name]], rows)
+
+    def allow_pairs(
+        self, label: str, one: str, other: str, allows: Callable[[State, State], bool]
+    ) -> None:
+        """Add a factor that forbids the other pairs of states of two tensors."""
+        domains = [list(enumerate(self.states.domain(n))) for n in (one, other)]
+        rows = [Row((i, j), FREE) for (i, s), (j, t) in product(*domains) if allows(s, t)]
+        self.problem.factor(label, [self.variables[n] for n in (one, other)], rows)
+
     def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
         """Return the state of each tensor for the values of the variables."""
         return {name: self.states.domain(name)[values[v]] for name, v in self.variables.items()}

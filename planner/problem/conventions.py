@@ -37,7 +37,6 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.planner.graph.views import moved
 from shardwright.planner.problem.builder import CostFunctionNetwork
-from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.state import State, mask_of
 from shardwright.planner.strategies.states import States
 
@@ -99,12 +98,9 @@ def follow(
     network: CostFunctionNetwork, preferred: PreferredStates, pinned: Container[str]
 ) -> list[str]:
     """Restrict the parameters that are not pinned to their preferred states, and return them."""
-    zero = (0,) * len(network.problem.components)
     followed = [name for name in preferred if name not in pinned]
     for name in followed:
-        domain = network.states.domain(name)
-        rows = [Row((i,), zero) for i, state in enumerate(domain) if state in preferred[name]]
-        network.problem.factor(f"preferred {name}", [network.variables[name]], rows)
+        network.allow(f"preferred {name}", name, preferred[name].__contains__)
     return followed
 
 

@@ -21,7 +21,6 @@ from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.files import read_json
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import CostFunctionNetwork
-from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 from shardwright.planner.strategies.states import States
@@ -156,11 +155,8 @@ def resolve(pins: Iterable[Pin], graph: Graph, states: States) -> dict[str, Pin]
 
 def restrict(network: CostFunctionNetwork, wanted: Mapping[str, Pin]) -> None:
     """Restrict the stored tensors to the states that their pins allow."""
-    zero = (0,) * len(network.problem.components)
     for stored, pin in wanted.items():
-        domain = network.states.domain(stored)
-        rows = [Row((i,), zero) for i, state in enumerate(domain) if pin.allows(state)]
-        network.problem.factor(f"pin {stored}", [network.variables[stored]], rows)
+        network.allow(f"pin {stored}", stored, pin.allows)
 
 
 def as_table(pins: Sequence[Pin]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.names import pattern
@@ -24,7 +23,6 @@ from shardwright.planner.problem.tp_plan import STYLES, Rules, Style, read, spli
 from shardwright.planner.search.restrictions import Formulation, Restrictions, unpinned_problem
 from shardwright.planner.search.solution import SolverOptions, predicted, solve
 from shardwright.planner.search.task import Task
-from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 
@@ -127,16 +125,18 @@ class _Styles:
         summed = self._summed()
         for use in self.task.graph.uses:
             if use.fqn not in summed:
-                self._equal(f"unsummed {use.fqn}", use.stored, use.used)
+                self._same(f"unsummed {use.fqn}", use.stored, use.used)
         for boundary in self.task.graph.boundaries:
             left, entered = self._passed(boundary)
             label = f"{boundary.module} {boundary.side} {boundary.slot}"
             if any(style.whole for style in left):
-                self._unary(f"gathered {label}", boundary.target, _is_replicated)
+                self.network.allow(f"gathered {label}", boundary.target, _is_replicated)
             elif any(style.back for style in left):
-                self._pairs(f"summed back {label}", boundary.source, boundary.target, _term_of)
+                self.network.allow_pairs(
+                    f"summed back {label}", boundary.source, boundary.target, _term_of
+                )
             elif not any(style.into for style in entered):
-                self._equal(f"kept {label}", boundary.source, boundary.target)
+                self._same(f"kept {label}", boundary.source, boundary.target)
         return wanted
 
     def _summed(self) -> set[str]:
@@ -202,8 +202,11 @@ class _Styles:
                     why = "its shards would not be those that the code splits up"
                 style = self.rules.parameters[pin.name]
                 raise InfeasibleError(f"{pin.name} cannot be split by style '{style}': {why}")
-            self._unary(f"pin {stored}", stored, allows)
+            self.network.allow(f"pin {stored}", stored, allows)
         return wanted
+
+    def _same(self, label: str, one: str, other: str) -> None:
+        self.network.allow_pairs(label, one, other, State.__eq__)
 
     def _allows(self, stored: str, pin: Pin) -> Callable[[State], bool]:
         """Return a test for states that are a plain Shard: equal, consecutive rows per rank.
@@ -218,26 +221,6 @@ class _Styles:
         ranks = self.network.states.sub.full
         atoms = {(atom, ranks) for atom in _leading(dim, style.parts)}
         return lambda s: pin.allows(s) and {shard[1:] for shard in s.shards} == atoms
-
-    def _unary(self, label: str, name: str, allows: Callable[[State], bool]) -> None:
-        domain = self.network.states.domain(name)
-        rows = [Row((i,), self._free) for i, state in enumerate(domain) if allows(state)]
-        self.network.problem.factor(label, [self.network.variables[name]], rows)
-
-    def _equal(self, label: str, one: str, other: str) -> None:
-        self._pairs(label, one, other, State.__eq__)
-
-    def _pairs(
-        self, label: str, one: str, other: str, allows: Callable[[State, State], bool]
-    ) -> None:
-        domains = [list(enumerate(self.network.states.domain(n))) for n in (one, other)]
-        rows = [Row((i, j), self._free) for (i, s), (j, t) in product(*domains) if allows(s, t)]
-        scope = [self.network.variables[n] for n in (one, other)]
-        self.network.problem.factor(label, scope, rows)
-
-    @property
-    def _free(self) -> tuple[int, ...]:
-        return (0,) * len(self.network.problem.components)
 
 
 def _around(module: str) -> list[str]:
