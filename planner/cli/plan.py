@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +217,15 @@ def warn(result: Plan, module: nn.Module) -> None:
             f"Warning: {ranks} ranks, and the model has {heads} attention heads: attention cannot "
             f"be split by heads over all of them; up to --tp {heads} it can"
         )
+    from shardwright.planner.trace.runs.example_inputs import FIRST
+
+    given = {name for call in result.calls if not call.module for name in call.inputs}
+    for name in FIRST.keys() & inspect.signature(module.forward).parameters.keys() - given:
+        if name.startswith(("pixel", "input_")):
+            say(
+                f"Note: the plan covers no calls with {name}: give inputs that have them with "
+                "--inputs FILE.py:FUNCTION"
+            )
     if result.solver.note:
         say(f"Note: {result.solver.note}")
     if result.opaque:

@@ -17,7 +17,7 @@ from shardwright.planner.api import plan as make_plan
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.trace.model import python_references
-from shardwright.planner.trace.model.source import text_inputs
+from shardwright.planner.trace.runs.example_calls import text_inputs
 from shardwright.runtime.model.build import as_dtype, building
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub

@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests.marks import long
 from tests.planner.equal import randomize
-from tests.planner.multimodal import MODELS
+from tests.planner.multimodal import IMAGE, MODELS
 from tests.planning import plan
 from tests.ranks import run_ranks
 
@@ -120,10 +123,16 @@ def write_16(model: Any, inputs: dict[str, Any], cache: str | None) -> Tensor:
     return model.generate(**given, **how, min_new_tokens=16, max_new_tokens=16, do_sample=False)
 
 
-@pytest.mark.parametrize("name", ["llava", long("qwen2_vl"), "qwen2_5_vl", "paligemma"])
-def test_generate_with_a_cache(name: str) -> None:
-    """Prompts with an image and without, caches of both kinds, one plan."""
+@pytest.mark.parametrize(
+    "name, given",
+    [("qwen2_5_vl", True), ("llava", False), long("qwen2_vl", False), ("paligemma", False)],
+)
+def test_generate_with_a_cache(name: str, given: bool) -> None:
+    """Prompts with an image and without, caches of both kinds, one plan; inputs given or made."""
     model, inputs, found = planned(name)
+    if not given:
+        model.config.architectures = [type(model).__name__]
+        found = plan(model.config, 2, dtype="float64")
     ids = torch.randint(10, 94, (2, 9))
     text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     cases = [(given, cache) for given in (inputs(2, 7), text) for cache in (None, "static")]
@@ -135,6 +144,46 @@ def test_generate_with_a_cache(name: str) -> None:
 
     for got in run_ranks(2, rank):
         assert all(map(torch.equal, got, want))
+
+
+def test_inputs_with_an_image_are_made_from_the_config() -> None:
+    for name, tokens, marks in (("llava", 25, 0), ("qwen2_vl", 16, 2), ("paligemma", 25, 0)):
+        model, _ = MODELS[name]()
+        found = example_call(model.to("meta"))
+        assert found["input_ids"].shape == (TRACE_BATCH, TRACE_SEQ + tokens + marks)
+        assert (found["input_ids"] == IMAGE).sum() == TRACE_BATCH * tokens
+        assert found["pixel_values"].is_meta
+    assert found.keys() == {"input_ids", "attention_mask", "pixel_values", "use_cache"}
+
+
+def test_inputs_other_than_text_are_made_from_the_config() -> None:
+    for name, shape in (("clip", (3, 3, 20, 20)), ("whisper", (3, 8, 40))):
+        model, _ = MODELS[name]()
+        found = example_call(model.to("meta"))
+        assert shape in {tuple(v.shape) for v in found.values() if isinstance(v, Tensor)}
+
+
+def test_images_that_the_code_filters_are_left_out() -> None:
+    """The text is then split at least."""
+    model, _ = MODELS["idefics3"]()
+    assert example_call(model.to("meta")).keys() == {"input_ids", "use_cache"}
+
+
+def test_unknown_inputs_are_named() -> None:
+    class Odd(nn.Module):
+        config, main_input_name = (
+            transformers.ViTConfig(image_size=20, patch_size=4),
+            "pixel_values",
+        )
+
+        def forward(self, pixel_values: Tensor, depth: Tensor) -> Tensor:
+            return pixel_values + depth
+
+    text = (
+        r"whose forward needs pixel_values, depth \(not \[3, 3, 20, 20\] or \[3, 19, 48\]\): give"
+    )
+    with pytest.raises(ModelError, match=text):
+        example_call(Odd())
 
 
 def test_what_to_do_without_values_is_said() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from shardwright.errors import UsageError
 from shardwright.planner.search.plan import UNPROVEN
 from shardwright.planner.trace.model import source
-from shardwright.planner.trace.model.source import read_source, text_inputs
+from shardwright.planner.trace.model.source import read_source
+from shardwright.planner.trace.runs.example_calls import text_inputs
 from shardwright.planner.trace.runs.further_runs import padding
 from shardwright.runtime.api import apply
 from tests import planning, zoo

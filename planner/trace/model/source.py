@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,12 @@ from torch.utils._pytree import tree_map
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
-from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.runs.decoding import SWITCH
+from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs
@@ -135,16 +135,16 @@ def read_source(
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
-    given = args, kwargs or {}
-    if not args and not kwargs:
-        named = text_inputs(module)
-        more = more_runs(module, Run("", (), named))
-        fuller = (run.kwargs for run in more if not run.module)
-        return Source(module, (), named, *identity, more, **_further(module, (), named, *fuller))
+    known = bool(args or kwargs)
+    given = (args, kwargs or {}) if known else ((), example_call(module))
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
-    calls = _further(module, *on_meta)
     # Values of floats would let code branch on them unnoticed, through `int(x.sum())`.
-    return Source(module, *on_meta, *identity, **calls, valued=remember(given, on_meta))
+    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = remember(given, on_meta)
+    plain = Run("", on_meta[0], valued[1] if valued else on_meta[1])
+    more = () if known else more_runs(module, plain)
+    fuller = (run.kwargs for run in more if not run.module)
+    calls = _further(module, *on_meta, *fuller)
+    return Source(module, *on_meta, *identity, more, **calls, valued=valued)
 
 
 def _further(
@@ -264,30 +264,3 @@ def to_meta(value: Any) -> Any:
         return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
 
     return tree_map(moved, value)
-
-
-GET_BASE = "get_base_model"
-"""The method of peft models that returns the model with the adapters."""
-
-
-def text_inputs(module: nn.Module) -> dict[str, Any]:
-    """Return token ids for a transformers text model, with sizes that differ from all others.
-
-    Raises:
-        ModelError: the model takes other inputs.
-    """
-    names = inspect.signature(module.forward).parameters
-    main = getattr(module, "main_input_name", None)
-    if main is None or "input_ids" not in names:
-        inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
-        raise ModelError(
-            f"do not know the inputs of {type(module).__name__}: {inner}give example args or "
-            f"kwargs (batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
-        )
-    ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
-        inputs["decoder_input_ids"] = ids.clone()
-    if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
-        inputs["use_cache"] = False
-    return inputs

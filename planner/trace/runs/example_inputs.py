@@ -19,6 +19,9 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 FRAMES = 296
 """Frames of audio. Halved three times, it still differs from other sizes."""
 
+SAMPLES = 6161
+"""Samples of audio: 19 windows of 400 samples, one every 320."""
+
 BANDS = (80, 128)
 """Usual numbers of bands per frame, if the config has none."""
 
@@ -74,6 +77,13 @@ def _sounds(config: Any) -> Iterator[Shape]:
         yield TRACE_BATCH, frames, bands
 
 
+def _waves(config: Any) -> Iterator[Shape]:
+    frames, bands = number(config, "max_length"), number(config, "num_mel_bins")
+    if frames and bands:
+        yield TRACE_BATCH, frames, bands
+    yield TRACE_BATCH, SAMPLES
+
+
 def _states(config: Any) -> Iterator[Shape]:
     if width := number(config, "hidden_size"):
         yield TRACE_BATCH, TRACE_SEQ, width
@@ -85,6 +95,7 @@ FIRST: dict[str, Callable[[Any], Iterator[Shape]]] = {
     "pixel_values": _images,
     "input_features": _sounds,
     "audio_features": _sounds,
+    "input_values": _waves,
     "hidden_states": _states,
     "inputs_embeds": _states,
 }

@@ -102,6 +102,16 @@ def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def uses(root: nn.Module, run: Run) -> bool:
+    """Return whether `run` runs on meta, and none of it depends on data."""
+    opaque = Opaque(root)
+    for stacks in (find_stacks(root), []):
+        with suppress(Exception), shortened(root, stacks), duplicated(root) as module:
+            run_on_fake(module, [run], opaque)
+            return True
+    return False
+
+
 def _used(root: nn.Module, run: Run) -> set[str]:
     """Return the modules that run, and all modules inside one that depends on data."""
     opaque = Opaque(root)
