@@ -56,7 +56,11 @@ def trace_all(
     best = _in_eval_mode(source, partial(tried, source))
     if best[1].graph.left and keeps(source):
         source = replace(source, keeps=True)
-        best = _in_eval_mode(source, partial(tried, source))
+        found, folding, _ = best
+        try:  # with the runs that could be traced before
+            best = tried(source, len(found.more), found.further, not folding.stacks)
+        except (ModelError, Unfoldable):
+            best = _in_eval_mode(source, partial(tried, source))
     graph, folded = best[1].graph, bool(best[1].stacks)
     if graph.trained:
         return best
