@@ -125,16 +125,6 @@ class Problem:
             out.factors.append(Factor(f.name, f.scope, rows))
         return out
 
-    def only(self, components: Sequence[int]) -> Problem:
-        """Return the problem with these components alone."""
-        if list(components) == list(range(len(self.components))):
-            return self
-        out = self.without_factors(tuple(self.components[c] for c in components))
-        for f in self.factors:
-            rows = [row_of((x, tuple([costs[c] for c in components]))) for x, costs in f.rows]
-            out.factors.append(Factor(f.name, f.scope, rows))
-        return out
-
     def most(self, component: int) -> int:
         """Return an upper bound on any assignment's sum of a component."""
         return sum(max((r.costs[component] for r in f.rows), default=0) for f in self.factors)

@@ -104,11 +104,6 @@ class SplitLogits(StandsForTensor):
         """The local logits: [..., classes of this rank]."""
         return self._local
 
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        """The classes of this rank's columns."""
-        return self._head.ranges
-
     def whole(self) -> Tensor:
         """The full logits on each rank: a collective that all ranks must call."""
         return self._head.whole(self._local) if self._gathered is None else self._gathered

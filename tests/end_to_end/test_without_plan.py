@@ -14,6 +14,7 @@ from benchmarks.faults.models import checkpoint
 from benchmarks.forked import run_forked
 from shardwright.errors import UsageError
 from shardwright.runtime.model.build import as_dtype
+from tests import planning
 from tests.faults.conftest import all_well, errors
 
 IDS = torch.arange(10).view(1, 10)
@@ -100,7 +101,7 @@ def test_one_process_for_two_ranks(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "torch.float64"])
 def test_dtype_by_name(folder: Path, name: str) -> None:
-    plan = shardwright.plan(folder, tp=2, dtype=name)
+    plan = planning.plan(folder, tp=2, dtype=name)
     assert plan.workload.dtype == name.removeprefix("torch.")
 
 
@@ -113,4 +114,4 @@ def test_no_dtype(folder: Path) -> None:
         with pytest.raises(UsageError, match=f"torch has no dtype '{name}': give 'bfloat16'"):
             shardwright.load(folder, tp=2, dtype=name)
     with pytest.raises(UsageError, match="torch has no dtype 'half precision'"):
-        shardwright.plan(folder, tp=2, dtype="half precision")
+        planning.plan(folder, tp=2, dtype="half precision")
