@@ -19,11 +19,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stages:
-    """Total seconds of each stage, and the last value of each figure."""
+    """Total seconds of each stage, and the last value of each figure.
+
+    `told` is called with the name of each stage when it begins.
+    """
 
     clock: Callable[[], float]
     seconds: dict[str, float] = field(default_factory=dict)
     figures: dict[str, int] = field(default_factory=dict)
+    told: Callable[[str], None] = lambda name: None
     _running: str | None = None
     _since: float = 0.0
 
@@ -33,15 +37,19 @@ class Stages:
         if self._running is not None:
             self.seconds[self._running] = self.seconds.get(self._running, 0.0) + now - self._since
         self._running, self._since = name, now
+        if name is not None:
+            self.told(name)
 
 
 _watched: ContextVar[Stages | None] = ContextVar("stages", default=None)
 
 
 @contextmanager
-def watch(clock: Callable[[], float] = time.perf_counter) -> Iterator[Stages]:
+def watch(
+    clock: Callable[[], float] = time.perf_counter, told: Callable[[str], None] = lambda name: None
+) -> Iterator[Stages]:
     """Measure the planning within the context, by a clock in seconds."""
-    stages = Stages(clock)
+    stages = Stages(clock, told=told)
     token = _watched.set(stages)
     try:
         yield stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
@@ -40,7 +40,13 @@ from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
 from shardwright.runtime.state.pickled import Recipe
 
-T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+
+if TYPE_CHECKING:
+    from transformers import GenerationMixin, PreTrainedModel
+
+    class LoadedModel(PreTrainedModel, GenerationMixin):
+        """What editors know of a model that is loaded by name. It has the model's own class."""
 
 
 def load(
@@ -62,7 +68,7 @@ def load(
     local_files_only: bool = False,
     token: str | bool | None = None,
     **model_kwargs: Any,
-) -> nn.Module:
+) -> LoadedModel:
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
 
     Each rank builds the model without memory for its parameters, swaps in the layers of the plan,
@@ -124,7 +130,7 @@ def load(
     split_and_read(out, plan, ranks, checkpoint, where, **options)
     if local:
         take_own_rows(out, ranks)
-    return out.eval()
+    return cast("LoadedModel", out.eval())
 
 
 def split_and_read(
@@ -230,14 +236,14 @@ def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.
 
 
 def apply(
-    model: nn.Module,
+    model: M,
     plan: Plan | str | Path | None = None,
     mesh: DeviceMesh | Mesh | None = None,
     *,
     tp: int | None = None,
     cp: Literal["whole", "local"] = WHOLE,
     timeout: float = 600.0,
-) -> nn.Module:
+) -> M:
     """Split a module at hand, in place: each rank keeps its part of every parameter that is split.
 
     Args:
@@ -325,6 +331,9 @@ def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
 
 def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5GB") -> None:
     """Write a split model whole, so that plain transformers loads it; all ranks call this.
+
+    Files of a tokenizer or processor that lie beside the checkpoint that was loaded are copied, if
+    that is a local directory.
 
     Args:
         model: A model that a plan was applied to; of peft's wrapper around one, the adapters.

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +117,42 @@ def say(text: str) -> None:
     click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), err=True)
 
 
+STAGES = {
+    "read": "reading the model",
+    "trace": "tracing its code",
+    "axes": "finding axes",
+    "problem": "posing the problem",
+    "solve": "solving",
+    "check": "checking each op",
+    "emit": "writing the plan down",
+    "verify": "running the plan on meta",
+}
+"""Stage of planning -> what a terminal shows."""
+
+
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """A spinner on stderr if that is a terminal; libraries are kept quiet meanwhile."""
+    """A spinner on stderr if that is a terminal, with the stage that planning is at.
+
+    Libraries are kept quiet meanwhile.
+    """
     from rich.console import Console
 
     from shardwright.planner.quiet import quiet
+    from shardwright.planner.stages import watch
 
     console = Console(stderr=True)
-    with console.status(text) if console.is_terminal else nullcontext(), quiet():
-        yield
+    if not console.is_terminal:
+        with quiet():
+            yield
+        return
+    with console.status(text) as spinner, quiet():
+
+        def told(name: str) -> None:
+            spinner.update(f"{text}: {STAGES.get(name, name)}")
+
+        with watch(told=told):
+            yield
 
 
 def compact(value: Any) -> str:

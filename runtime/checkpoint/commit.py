@@ -39,6 +39,22 @@ LABELS = {"transformers_version", "dtype", "torch_dtype", "architectures", "_nam
 """Config keys that may differ from the old config: they do not change what the weights mean."""
 
 
+BESIDE = (
+    "tokenizer*", "*token*.json", "vocab*", "merges.txt", "*.tiktoken", "spiece.model",
+    "sentencepiece*.model", "chat_template*", "*processor_config.json",
+)  # fmt: skip
+"""Names of files that belong to a tokenizer or a processor."""
+
+
+def _beside(name: str | None) -> list[Path]:
+    """Return the files of a tokenizer or processor in the directory of a checkpoint."""
+    if not name or not (Path(name) / "config.json").is_file():  # made in code, or a hub id
+        return []
+    directory = Path(name)
+    found = {file for pattern in BESIDE for file in directory.glob(pattern) if file.is_file()}
+    return sorted(found)
+
+
 @dataclass
 class Draft:
     """A checkpoint that is being written. Call `close` at the end, whether committed or not.
@@ -102,13 +118,20 @@ class Draft:
         draft.chmod(0o644)
 
     def add_configs(self, model: Any) -> None:
-        """Write config.json and generation_config.json with their `save_pretrained`."""
+        """Write config.json and generation_config.json with their `save_pretrained`.
+
+        Files of a tokenizer or processor are copied from the directory that the model was loaded
+        from, unless the folder has them.
+        """
         inside = self._inside() / "configs"
         inside.mkdir()
         model.config.save_pretrained(inside)
         generation = getattr(model, "generation_config", None)
         if generation is not None and getattr(model, "can_generate", lambda: False)():
             generation.save_pretrained(inside)
+        for file in _beside(model.config.name_or_path):
+            if not (self.folder / file.name).exists():
+                shutil.copyfile(file, inside / file.name)
         self.files.update({p: self.folder / p.name for p in sorted(inside.iterdir())})
 
     def commit(self, weights: Mapping[str, str], total: int) -> None:

@@ -85,6 +85,23 @@ def test_what_transformers_leaves_out(tmp_path: Path) -> None:
     assert "model.norm.weight" not in names[0]
 
 
+def test_files_of_a_tokenizer_come_along(tmp_path: Path) -> None:
+    """Those of the directory that the model is of, unless others are there."""
+    model = llama()
+    model.save_pretrained(tmp_path / "in")
+    for name in ("tokenizer.json", "merges.txt", "preprocessor_config.json", "notes.txt", "x.py"):
+        (tmp_path / "in" / name).write_text("in")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "merges.txt").write_text("out")
+    model.config.name_or_path = str(tmp_path / "in")
+    save(model, tmp_path / "out", {}, ALONE)
+    copied = {p.name: p.read_text() for p in (tmp_path / "out").iterdir() if "model" not in p.name}
+    del copied["config.json"], copied["generation_config.json"]
+    assert copied == {
+        "tokenizer.json": "in", "merges.txt": "out", "preprocessor_config.json": "in"
+    }  # fmt: skip
+
+
 def test_saving_again_replaces(tmp_path: Path) -> None:
     out = tmp_path / "out"
     save(llama(), out, {}, ALONE, max_shard_size="20KB")

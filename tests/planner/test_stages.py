@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from shardwright.planner import stages
+from shardwright.planner.cli.console import STAGES
 from tests.planner import mlps
 from tests.planner.equal import features, planned
 
 
 def test_every_stage_of_a_plan_is_seen() -> None:
-    with stages.watch() as seen:
+    told: list[str] = []
+    with stages.watch(told=told.append) as seen:
         planned(mlps.Mlp(), features(mlps.WIDTH), 2)
     order = ["read", "trace", "axes", "problem", "solve", "check", "emit", "verify"]
-    assert list(seen.seconds) == order
+    assert list(seen.seconds) == order == list(dict.fromkeys(told)) == list(STAGES)
     assert min(seen.seconds.values()) >= 0
     assert seen.figures["variables"] > seen.figures["presolved_variables"] > 0
 
