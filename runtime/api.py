@@ -113,13 +113,13 @@ def load(
     dtype, where = as_dtype(dtype), pick_device(device)
     origin: Any = {"revision": revision, "cache_dir": cache_dir, "token": token}
     origin["local_files_only"] = local_files_only
-    given = _given(
+    given = _plan_wanted(
         plan, tp, mesh, model, dtype=dtype, trust_remote_code=trust_remote_code, **origin
     )
     plan, ranks = meet(given, mesh, where, timeout)
     local = own_rows_wanted(cp, plan)
     how = (plan, weights, dtype, trust_remote_code, Hub(**origin), model_kwargs)
-    opened, failure = tried(lambda: _opened(model, *how))
+    opened, failure = tried(lambda: _open_checkpoint(model, *how))
     checkpoint, out = opened or (None, None)
     alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
     if checkpoint is not None:
@@ -184,7 +184,7 @@ def split_and_read(
     average_gradients(model, [ranks[name] for name in plan.batch_dims])
 
 
-def _opened(
+def _open_checkpoint(
     name: str | Path,
     plan: Plan,
     weights: bool,
@@ -200,12 +200,16 @@ def _opened(
     chosen = dtype or stored or getattr(config, "dtype", None)
     with building(config, trust_remote_code, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
-    _check(model, plan)
+    _refuse_other_model(model, plan)
     return checkpoint, _with_generation_config(model, name, hub)
 
 
-def _check(model: nn.Module, plan: Plan) -> None:
-    """Whether the plan is for this model, and all of it can be split."""
+def _refuse_other_model(model: nn.Module, plan: Plan) -> None:
+    """Check that the plan is for this model, and that all of it can be split.
+
+    Raises:
+        PlanError: it is not, or cannot be.
+    """
     check_identity(model, plan)
     check_closures(model)
 
@@ -269,10 +273,10 @@ def apply(
         DistributedError: the ranks were not given the same, or one of them failed.
     """
     where = next((p.device for p in model.parameters() if not p.is_meta), None)
-    plan, ranks = meet(_given(plan, tp, mesh, model), mesh, where, timeout)
+    plan, ranks = meet(_plan_wanted(plan, tp, mesh, model), mesh, where, timeout)
     local = own_rows_wanted(cp, plan)
     groups = groups_of(plan.mesh, ranks)
-    _, failure = tried(lambda: _check(model, plan))
+    _, failure = tried(lambda: _refuse_other_model(model, plan))
     alike = {"model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     ranks = _split(model, plan, ranks)
@@ -283,7 +287,7 @@ def apply(
     return model
 
 
-def _given(
+def _plan_wanted(
     plan: Plan | str | Path | None,
     tp: int | None,
     mesh: DeviceMesh | Mesh | None,
@@ -313,7 +317,7 @@ def _given(
         dims = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
     else:
         raise UsageError("give a plan, its file, or the number of ranks to plan for, as tp=2")
-    # By the package's surface: the planner's folders stand above this one.
+    # Through the package, since runtime/ may not import the planner, which is above it.
     return Unplanned(dims, lambda: shardwright.plan(model, mesh=dims, **options))
 
 
@@ -353,9 +357,16 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
 
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) -> None:
-    """Change every module that `plan` speaks of, in place, whoever `model` is.
+    """Apply the plan of each module, in place.
 
-    Where it may not `defer` that, scores are gathered for a loss as well.
+    Args:
+        model: The model; its class is not compared with the plan's.
+        plan: The plan.
+        mesh: The mesh.
+        defer: Whether logits may stay sharded while a loss is computed.
+
+    Raises:
+        PlanError: the plan names a module that the model does not have.
     """
     split_by_heads(model)
     tensors, lengths = LocalTensors(), Lengths()
@@ -372,7 +383,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
     missing = [key for key in plan.modules if "*" not in key and key not in modules]
     if missing:
         raise PlanError(
-            f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have"
+            f"the plan has an entry for '{missing[0]}', which {type(model).__name__} does not have"
         )
     tensors.check_ties(model)
     if any(c.before is not None for spec in plan.modules.values() for c in spec.inputs):

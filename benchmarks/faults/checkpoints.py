@@ -23,7 +23,7 @@ from benchmarks.faults.outcomes import Tally, Wrong
 from benchmarks.faults.plan_mutations import places
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import random_model
-from shardwright.runtime.api import _opened, _split
+from shardwright.runtime.api import _open_checkpoint, _split
 from shardwright.runtime.boundary.module_boundary import placements
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
@@ -56,7 +56,7 @@ def local_part(
     folder: Path, plan: Plan, mesh: Mesh, trust_remote_code: bool = False
 ) -> torch.nn.Module:
     """What one rank holds after `load`, without the others."""
-    checkpoint, model = _opened(folder, plan, True, None, trust_remote_code, USUAL, {})
+    checkpoint, model = _open_checkpoint(folder, plan, True, None, trust_remote_code, USUAL, {})
     assert checkpoint is not None
     conversions, mesh = Conversions(model), _split(model, plan, mesh)
     where = {"device": torch.device("cpu"), "conversions": conversions}

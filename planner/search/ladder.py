@@ -198,7 +198,7 @@ LADDER = (
 """The steps to a plan."""
 
 Tell = Callable[[str, SearchState], None]
-"""Called after each step that applied, with its description and the new state (`record.py`)."""
+"""Called after each step that applied, with its description and the new state."""
 
 
 def climb(

@@ -45,7 +45,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.runs.decoding import tokens_of, without_state
 
-UNPROVEN = (
+NO_PADDING_MASK = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
 )
 """The note of a plan if the model takes padding masks and the call with one was not traced."""
@@ -117,7 +117,7 @@ def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
     if "train" in task.workload.phases and not any(call.training for call in plan.calls):
         plan = plan.noted(IN_EVAL_MODE)
     plan = plan.noted(BY_VALUE) if task.source.by_value else plan
-    return plan.noted(UNPROVEN) if task.unmasked else plan.sealed()
+    return plan.noted(NO_PADDING_MASK) if task.unmasked else plan.sealed()
 
 
 def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:

@@ -106,14 +106,14 @@ def wrap_hooks(module: Any) -> None:
 def _interface(module: Any) -> ModuleInterface | None:
     """The interface of a module in a planned call; None if the plan has no entry or none runs."""
     state = module._shardwright
-    return state.interface if state.is_planned() else None
+    return state.interface if state.note_call() else None
 
 
 def _forward_hook(hook: Hook, with_kwargs: bool) -> Hook:
     @functools.wraps(hook)
     def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
         state = module._shardwright
-        if not state.is_planned():
+        if not state.note_call():
             return hook(module, args, *rest)
         kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
         sealed, interface = _caches(state).sealed(args, kwargs, output), state.interface
@@ -146,7 +146,7 @@ def _pre_hook(hook: Hook, with_kwargs: bool) -> Hook:
     @functools.wraps(hook)
     def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
         state = module._shardwright
-        if not state.is_planned():
+        if not state.note_call():
             return hook(module, args, *rest)
         kwargs = rest[0] if with_kwargs else {}
         sealed, interface = _caches(state).sealed(args, kwargs), state.interface

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 OF_EACH_COPY = (
-    *("model", "kept", "keeps", "inputs", "taken_before", "outputs", "attributes"),
+    *("model", "kept_inputs", "kept_names", "inputs", "inputs_from_outer", "outputs", "attributes"),
     *("full_values", "draws"),
 )
 """Attributes of a boundary that are copied with a module. Copies share the others."""
@@ -62,22 +62,22 @@ class SlotChange:
     reshard: Callable[[Tensor], Tensor]
     index: int | None = None
     head: SplitHead | None = None
-    before: str | None = None
-    origin: dict[str, Any] | None = None
+    outer_slot: str | None = None
+    outer_inputs: dict[str, Any] | None = None
     made: Callable[[], Tensor | None] = _nothing
     """The last result for an attribute (`leave_attributes`), or None."""
 
     @property
-    def original(self) -> Any:
-        """The tensor before the enclosing module that `before` names changed it."""
-        assert self.origin is not None
-        assert self.before is not None
-        return self.origin[self.before.lstrip(".")]
+    def outer_value(self) -> Any:
+        """The tensor before the enclosing module that `outer_slot` names changed it."""
+        assert self.outer_inputs is not None
+        assert self.outer_slot is not None
+        return self.outer_inputs[self.outer_slot.lstrip(".")]
 
     @property
     def only_in_backward(self) -> bool:
         """Whether it changes no tensor when no gradient is needed."""
-        plain = self.head is None and self.before is None
+        plain = self.head is None and self.outer_slot is None
         return plain and isinstance(self.reshard, Reshard) and not self.reshard.forward
 
     def find(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ class ModuleBoundary:
         self, mesh: Mesh, module: nn.Module, path: str = "", spec: ModulePlan | None = None
     ) -> None:
         self.mesh, self.path, self.spec = mesh, path, spec
-        self.original = self.named = type(module)
+        self.unsplit_class = self.shown_class = type(module)
         self.bases: tuple[type, ...] = ()
         self.code: Callable[..., Any] = type(module).forward
         """The module's own forward, perhaps recompiled with local sizes."""
@@ -139,29 +139,31 @@ class ModuleBoundary:
         self.linear = False
         """Whether the module's own forward is that of `nn.Linear`, as in most modules."""
 
-        self.taken_before: list[SlotChange] = []
+        self.inputs_from_outer: list[SlotChange] = []
         """Inputs that the module takes as they were before an enclosing module changed them."""
-        self.keeps: set[str] = set()
-        self.kept: dict[str, Any] = {}
+        self.kept_names: set[str] = set()
+        self.kept_inputs: dict[str, Any] = {}
         """Arguments before redistribution, while the module runs, for the modules inside."""
-        self.has_originals = False
+        self.has_outer_inputs = False
         """Whether this call was already given the original arguments."""
 
         self.rows: tuple[Range, ...] = ()
         """The rows of this rank, if the module is a token table that is sharded by rows."""
         self.other_rows: tuple[Range, ...] = ()
+        """The rows of such a table on other ranks."""
         self.padding: int | None = None
+        """The row of such a table that gets no gradient, among those of this rank."""
         self.settle()
 
     def settle(self) -> None:
         """Derive flags for a fast call, once `inputs` and `outputs` are complete."""
-        alone = not self.keeps
+        alone = not self.kept_names
         self.apart = self.attention is not None or self.draws_apart or self.computes_with_full
         """Whether the module's code needs `compute`, rather than a plain call."""
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
         self.idle_out = alone and all(change.only_in_backward for change in self.outputs)
         self.idle_out = self.idle_out and not self.attributes
-        self.leaves = bool(self.outputs or self.keeps or self.attributes)
+        self.leaves = bool(self.outputs or self.kept_names or self.attributes)
         self.sole_output: Reshard | None = None
         """The redistribution of the output, if that is one tensor and nothing else is changed."""
         if alone and len(self.outputs) == 1 and not self.attributes:
@@ -172,7 +174,11 @@ class ModuleBoundary:
     def take_place_of(self, place: ModuleBoundary) -> None:
         """Let this module, which replaces the one of `place`, take and return full tensors."""
         self.computes_with_full, self.changes_tensors = True, False
-        self.model, self.call, self.taken_before = place.model, place.call, place.taken_before
+        self.model, self.call, self.inputs_from_outer = (
+            place.model,
+            place.call,
+            place.inputs_from_outer,
+        )
         vars(self)["interface"] = place.interface
         self.settle()
 
@@ -181,40 +187,42 @@ class ModuleBoundary:
         """The placements of the inputs and outputs; None if the plan has no entry."""
         if self.spec is None:
             return None
-        return ModuleInterface(self.original.forward, self.leaf, self.spec, self.mesh, self.path)
+        return ModuleInterface(
+            self.unsplit_class.forward, self.leaf, self.spec, self.mesh, self.path
+        )
 
     # --- a planned call
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Redistribute the arguments as the module's code should see them.
 
-        Inputs in `taken_before` start from the tensor before an enclosing module changed it.
+        Inputs in `inputs_from_outer` start from the tensor before an enclosing module changed it.
         """
         given = list(args)
         for change in self.inputs:
             at, where = change.find(given, kwargs)
             if at is None:
                 continue
-            if change.origin is not None and not self.has_originals:
-                where[at] = change.original
-            if change.name in self.keeps:
-                self.kept[change.name] = where[at]
+            if change.outer_inputs is not None and not self.has_outer_inputs:
+                where[at] = change.outer_value
+            if change.name in self.kept_names:
+                self.kept_inputs[change.name] = where[at]
             where[at] = self.apply(change, where[at])
         return given, kwargs
 
-    def originals(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def with_outer_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Undo changes of enclosing modules to arguments; `kwargs` is changed in place."""
         given = list(args)
-        for change in self.taken_before:
+        for change in self.inputs_from_outer:
             at, where = change.find(given, kwargs)
             if at is not None:
-                where[at] = change.original
+                where[at] = change.outer_value
         return tuple(given)
 
     def leave(self, output: Any, module: nn.Module) -> Any:
         """Redistribute the output, and the attributes that `module` has set."""
-        if self.keeps:
-            self.kept.clear()
+        if self.kept_names:
+            self.kept_inputs.clear()
         if self.attributes:
             self.leave_attributes(module)
         for change in self.outputs:
@@ -277,8 +285,8 @@ class ModuleBoundary:
 
     # --- direct calls, from outside of a planned call
 
-    def is_planned(self) -> bool:
-        """Whether the model calls the module, with tensors in the planned placements.
+    def note_call(self) -> bool:
+        """Note a call, and return whether the model makes it, with tensors in planned placements.
 
         Raises:
             UsageError: a backward pass recomputes it, and it is unknown which call that repeats.
@@ -331,7 +339,7 @@ class ModuleBoundary:
                 'sequence: apply the plan with cp="whole"'
             )
         if self.leaf and is_untraced(self.spec):
-            layer = with_full_parameters(module, self.original, model)
+            layer = with_full_parameters(module, self.unsplit_class, model)
             if layer is not None:
                 return layer.forward(*args, **kwargs)
         interface = self.interface
@@ -344,9 +352,9 @@ class ModuleBoundary:
         opened = model.caches.open(map(given.get, model.caches.names))
         views, call.active, call.hook_views = call.hook_views, True, ()
         try:
-            for name in self.keeps & given.keys():
+            for name in self.kept_names & given.keys():
                 around = interface.change(AROUND, "in", full=False)
-                self.kept[name] = map_slots(given[name], name, around)
+                self.kept_inputs[name] = map_slots(given[name], name, around)
             args, kwargs = interface.arguments_as(args, kwargs, WITHIN, full=False)
             output = self.compute(module, args, kwargs)
             self.leave_attributes(module)
@@ -387,7 +395,7 @@ def boundary_of(module: nn.Module) -> ModuleBoundary | None:
 
 
 def link_origins(model: nn.Module) -> None:
-    """Connect inputs in `taken_before` to the enclosing module that keeps the original tensor.
+    """Connect inputs in `inputs_from_outer` to the enclosing module that keeps the original tensor.
 
     Raises:
         PlanError: the enclosing module has no such input.
@@ -395,17 +403,17 @@ def link_origins(model: nn.Module) -> None:
     modules = dict(model.named_modules())
     for path, module in modules.items():
         state = boundary_of(module)
-        for change in [] if state is None else state.taken_before:
-            assert change.before is not None
-            levels = len(change.before) - len(change.before.lstrip("."))
-            slot = change.before.lstrip(".")
+        for change in [] if state is None else state.inputs_from_outer:
+            assert change.outer_slot is not None
+            levels = len(change.outer_slot) - len(change.outer_slot.lstrip("."))
+            slot = change.outer_slot.lstrip(".")
             around = ".".join(path.split(".")[:-levels])
             outer = boundary_of(modules[around])
             if outer is None or slot not in {c.slot for c in outer.inputs}:
                 raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
-            outer.keeps.add(slot)
+            outer.kept_names.add(slot)
             outer.settle()
-            change.origin = outer.kept
+            change.outer_inputs = outer.kept_inputs
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:

@@ -179,7 +179,7 @@ class LocalModule(BoundaryModule):
         state = self._shardwright
         call: Any = state.call
         if not call.active:
-            if not state.is_planned():
+            if not state.note_call():
                 return state.call_directly(self, args, kwargs)
             call.active = True
             try:
@@ -243,14 +243,14 @@ def call_with_originals(self: Any, *args: Any, **kwargs: Any) -> Any:
     hooks = self._forward_hooks or self._forward_pre_hooks
     hooks = hooks or self._backward_hooks or self._backward_pre_hooks
     own_call = super(BoundaryModule, self)._call_impl  # pyright: ignore[reportAttributeAccessIssue]
-    if not (hooks or state.computes_with_full) or not state.is_planned():
+    if not (hooks or state.computes_with_full) or not state.note_call():
         return own_call(*args, **kwargs)
-    args = state.originals(args, kwargs)
-    state.has_originals = True
+    args = state.with_outer_inputs(args, kwargs)
+    state.has_outer_inputs = True
     try:
         return own_call(*args, **kwargs)
     finally:
-        state.has_originals = False
+        state.has_outer_inputs = False
 
 
 REFUSED = {
@@ -284,13 +284,13 @@ def put_class(module: nn.Module, state: ModuleBoundary, *bases: type, named: typ
     names = {n for n, p in module._parameters.items() if p is not None}
     names |= {n for n, p in state.placements.items() if n in module._buffers and p.meshes}
     names |= state.full_values.keys() | state.uses.keys()  # a replicated buffer may be used sharded
-    before = bool(state.taken_before)
+    before = bool(state.inputs_from_outer)
     sizes = tuple(sorted(state.sizes))
-    made = boundary_class(state.original, bases, named, tuple(sorted(names)), sizes, before)
+    made = boundary_class(state.unsplit_class, bases, named, tuple(sorted(names)), sizes, before)
     behind = made.__mro__[made.__mro__.index(BoundaryModule) + 1 :]
     own = (vars(kind)["forward"] for kind in behind if "forward" in vars(kind))
-    state.code = methods_with_local_sizes(state.original, sizes).get("forward") or next(own)
-    state.bases, state.named = bases, named
+    state.code = methods_with_local_sizes(state.unsplit_class, sizes).get("forward") or next(own)
+    state.bases, state.shown_class = bases, named
     vars(module)["_shardwright"] = state
     if isinstance(module, nn.RNNBase):
         module.__dict__.pop("_flat_weights", None)

@@ -4,7 +4,7 @@
 another name and perhaps as another object. Neither a trace nor a split model could follow that.
 Here the parameter stays in its module. The module temporarily gets a class that reads the parameter
 through the parametrization, which sees what the module's code would see: a local tensor. Torch's
-functions are replaced by `register` and `remove` while such code runs (`torch_patches.py`).
+functions are replaced by `register` and `remove` while such code runs (`patches.py`).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from shardwright.runtime.boundary.hooks import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
+from shardwright.runtime.boundary.patches import patches_for
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
@@ -230,6 +231,7 @@ def wrap_root(
         return
     shared = ModelBoundary(model, mesh, lengths or Lengths())
     shared.modules = list(model.modules())
+    shared.patched = patches_for(model)
     if calls is not None and any(state.changes_tensors for state in states):
         shared.caches = Caches({name for call in calls for name in call.state})
         shared.proven = ProvenCalls.of(model, calls)
@@ -246,8 +248,10 @@ def wrap_root(
         state.model, state.call, state.draws_apart = shared, shared.call, id(module) in apart
         state.settle()
         if module is model:
-            bases = [base for base in state.bases if base is not LocalModule] or [state.original]
-            put_class(model, state, RootModule, *bases, named=state.named)
+            bases = [base for base in state.bases if base is not LocalModule] or [
+                state.unsplit_class
+            ]
+            put_class(model, state, RootModule, *bases, named=state.shown_class)
         elif not state.bases:
             own: Any = type(module)
             front = LocalModule if state.draws_apart else front_for(module)

@@ -180,9 +180,9 @@ def apply_module(
         root, *keys = keys_of(slot)
         index = index_of(root, names, varargs)
         reshard = _reshards(changes, mesh, path, lengths)
-        before = changes[0].before
-        state.inputs.append(SlotChange(slot, root, tuple(keys), reshard, index, before=before))
-    state.taken_before = [change for change in state.inputs if change.before is not None]
+        outer = changes[0].before
+        state.inputs.append(SlotChange(slot, root, tuple(keys), reshard, index, outer_slot=outer))
+    state.inputs_from_outer = [change for change in state.inputs if change.outer_slot is not None]
     for slot, changes in _by_slot(spec.outputs).items():
         reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None

@@ -12,7 +12,6 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.changes import ChangeDetection
 from shardwright.runtime.boundary.module_boundary import boundary_of, placements
-from shardwright.runtime.boundary.torch_patches import needed_by
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.tensors.buffers import make_buffers_split
@@ -83,9 +82,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     They stay plain local tensors if one of them cannot be a DTensor (see `split_parameters`), which
     logs a warning, or if `mesh` has no DeviceMesh.
     """
-    root = boundary_of(model)
-    if root is not None and root.model is not None:
-        root.model.patched = needed_by(model)
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))
@@ -102,5 +98,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     for module in model.modules():
         own: dict[str, Any] = module._parameters
         own.update({name: made[id(p)] for name, p in own.items() if p is not None})
+    root = boundary_of(model)
     if root is not None and root.model is not None:
         root.model.distribute(ChangeDetection(root.model))

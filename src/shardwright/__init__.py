@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardwright.planner.report.explain import explain
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
-    from shardwright.runtime.boundary.torch_patches import adding_adapters
+    from shardwright.runtime.boundary.patches import adding_adapters
     from shardwright.runtime.in_transformers import tp_plan
     from shardwright.runtime.loops.accelerating import SplitAccelerator
     from shardwright.runtime.loops.training import SplitTrainer
@@ -83,7 +83,7 @@ _HOME = {
     "Plan": "shardwright.planner.contract.plan_file",
     "SplitAccelerator": "shardwright.runtime.loops.accelerating",
     "SplitTrainer": "shardwright.runtime.loops.training",
-    "adding_adapters": "shardwright.runtime.boundary.torch_patches",
+    "adding_adapters": "shardwright.runtime.boundary.patches",
     "apply": "shardwright.runtime.api",
     "check": "shardwright.planner.prove.check",
     "compare": "shardwright.planner.on_ranks.numeric",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.search.plan import UNPROVEN
+from shardwright.planner.search.plan import NO_PADDING_MASK
 from shardwright.planner.trace.model import source
 from shardwright.planner.trace.model.source import read_source
 from shardwright.planner.trace.runs.example_calls import text_inputs
@@ -133,7 +133,7 @@ def test_a_mask_that_cannot_be_traced() -> None:
     model = made(Refuses)
     plan = planning.plan(model, tp=2)
     assert is_split(plan, "mlp.up.weight")
-    assert plan.solver.note == UNPROVEN
+    assert plan.solver.note == NO_PADDING_MASK
     assert not planning.plan(made(Masks), tp=2).solver.note
     ids = torch.zeros(2, 5).long()
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.optim import optimizer as of_optimizers  # pyright: ignore[reportAttributeAccessIssue]
 
 import shardwright
-from shardwright.runtime.boundary.torch_patches import PARAMETRIZE
+from shardwright.runtime.boundary.patches import PARAMETRIZE
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks

@@ -37,7 +37,7 @@ from shardwright.planner.trace.state.persistent_state import Keeps, KeptNumbers,
 from shardwright.planner.trace.to_graph import graph_facts
 from shardwright.planner.trace.to_graph.translate import translate
 from shardwright.planner.trace.trace_lock import alone
-from shardwright.runtime.boundary.torch_patches import in_place
+from shardwright.runtime.boundary.patches import parametrizations_in_place
 from shardwright.runtime.modules.attention import by_heads
 
 ON_META = "give inputs with which its forward runs on meta tensors"
@@ -128,7 +128,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         higher_order_ops_as_python(),
         answered(),
         parametrized.refused(module),
-        in_place(),
+        parametrizations_in_place(),
     ):
         warnings.simplefilter("ignore")
         exported, numbers, keeps = True, KeptNumbers(), None

@@ -31,7 +31,7 @@ from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
-from shardwright.runtime.boundary.torch_patches import in_place
+from shardwright.runtime.boundary.patches import parametrizations_in_place
 from shardwright.runtime.modules.attention import by_heads, split_by_heads
 
 
@@ -186,6 +186,6 @@ def run_on_fake(
         flex_attention_as_ops(),
         higher_order_ops_as_python(),
         answered(),
-        in_place(),
+        parametrizations_in_place(),
     ):
         (Runner(module, on_fake=True) if users is None else users.runner(given))(given)

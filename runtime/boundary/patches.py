@@ -1,4 +1,4 @@
-"""All patches of other packages: torch 2.13 and peft 0.21. None stays longer than a `with`.
+"""Patches of torch 2.13 and peft 0.21 that split models need. None stays longer than a `with`.
 
 A patch holds for all threads while one of them is inside. So each function here does the same as
 the original, except for modules of split and traced models.
@@ -71,8 +71,8 @@ PARAMETRIZE = Patch(
 nor a split model could follow. They call no method of the module that could do otherwise."""
 
 
-HOP = "_hop_compile_and_call"
-"""Torch's function that compiles them."""
+COMPILE_AND_CALL = "_hop_compile_and_call"
+"""The function of torch that compiles `torch.cond` and loops, and calls the result."""
 
 
 def _as_python(function: Any, args: Any, kwargs: Any = None) -> Any:
@@ -82,9 +82,9 @@ def _as_python(function: Any, args: Any, kwargs: Any = None) -> Any:
         UsageError: a gradient is wanted, and torch cannot compile it. Its gradients of what is in
             the branch not taken are zeros, and those of Python code would be None.
     """
-    python = PYTHON.get(getattr(function, "__name__", ""))
-    compiled = HIGHER_ORDER.originals[HOP]
-    if not AS_PYTHON.get() or python is None:
+    python = PYTHON_BODIES.get(getattr(function, "__name__", ""))
+    compiled = HIGHER_ORDER.originals[COMPILE_AND_CALL]
+    if not IN_PLANNED_CALL.get() or python is None:
         return compiled(function, args, kwargs)
     if not torch.is_grad_enabled():
         return python(*args)
@@ -110,25 +110,25 @@ def _loop(goes_on: Any, body: Any, carried: Any, more: Any) -> Any:
     return carried
 
 
-PYTHON = {"_cond_op_wrapper": _branch, "_while_loop_op_wrapper": _loop}
+PYTHON_BODIES = {"_cond_op_wrapper": _branch, "_while_loop_op_wrapper": _loop}
 """Function that torch compiles -> what it does with its arguments."""
 
-AS_PYTHON = ContextVar("AS_PYTHON", default=False)
+IN_PLANNED_CALL = ContextVar("IN_PLANNED_CALL", default=False)
 """Whether a planned call runs in this context."""
 
-HIGHER_ORDER = Patch(import_module("torch._higher_order_ops.utils"), {HOP: _as_python})
+HIGHER_ORDER = Patch(import_module("torch._higher_order_ops.utils"), {COMPILE_AND_CALL: _as_python})
 """Torch has no setting for it but one that holds for all threads and all compiled functions."""
 
 
 @contextmanager
 def control_flow_as_python() -> Iterator[None]:
     """Inside, in this context, `torch.cond` and `torch.while_loop` run as Python code."""
-    token = AS_PYTHON.set(True)
+    token = IN_PLANNED_CALL.set(True)
     try:
         with HIGHER_ORDER.active():
             yield
     finally:
-        AS_PYTHON.reset(token)
+        IN_PLANNED_CALL.reset(token)
 
 
 NEEDED_BY = {
@@ -139,15 +139,15 @@ NEEDED_BY = {
 """Name in a model's methods -> the patch during its calls."""
 
 
-def needed_by(model: nn.Module) -> Callable[[Any], Any] | None:
-    """Return what puts the patches around a function that the code of `model` needs, or None."""
+def patches_for(model: nn.Module) -> Callable[[Any], Any] | None:
+    """Return what puts the patches that the code of `model` needs around a function, or None."""
     kinds = {kind for m in model.modules() for kind in type(m).__mro__}
     needed = {NEEDED_BY[name] for kind in kinds for name in _named(kind)}
 
-    def around(function: Any) -> Any:
+    def patched(function: Any) -> Any:
         return functools.reduce(lambda inner, patch: patch()(inner), needed, function)
 
-    return around if needed else None
+    return patched if needed else None
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def _named(kind: type) -> frozenset[str]:
 
 
 @contextmanager
-def in_place() -> Iterator[None]:
+def parametrizations_in_place() -> Iterator[None]:
     """Inside, in this context, parametrized parameters of all modules stay in place."""
     token = parametrized.IN_PLACE.set(True)
     try:
