@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import MOST_PIECES, Atom, Dim, Product, atoms, pieces
+from shardwright.planner.contract.lengths import parsed
 from shardwright.planner.contract.mesh import (
     CP,
     MOST_RANKS,
@@ -81,6 +82,9 @@ def check(plan: Plan) -> None:
     split = {name: size for name, size in plan.mesh.items() if name in (CP, TP)}
     coords = coords_of(split, plan.sub_axes, 0)
     _check_drawing(plan, coords)
+    for call in plan.calls:
+        for text in call.lengths:
+            parsed(text)
     done: set[int] = set()
     for name, module in plan.modules.items():
         if id(module) not in done:

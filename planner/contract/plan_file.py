@@ -194,7 +194,9 @@ class ModulePlan(SparsePart):
 class TracedCall(SparsePart):
     """A call that the plan is proven for."""
 
-    optional = frozenset("values numbers state several training draws arrays asks_autocast".split())
+    optional = frozenset(
+        "values numbers lengths state several training draws arrays asks_autocast".split()
+    )
 
     module: str = Field(default="", description="the module that was called; empty for the model")
     inputs: list[str] = Field(default=[], description="arguments given, by name or number")
@@ -205,6 +207,11 @@ class TracedCall(SparsePart):
     )
     numbers: list[str] = Field(
         default=[], description="arguments that may be any number; left out if empty"
+    )
+    lengths: dict[str, str] = Field(
+        default={},
+        description="comparison of lengths that holds in every call ('x.shape[1] > 10') -> place "
+        "in the code that decides by it; left out if empty",
     )
     outputs: list[str] = Field(default=[], description="slots of what was returned")
     state: dict[str, str] = Field(

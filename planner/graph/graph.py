@@ -190,6 +190,9 @@ class Graph:
     equal: list[SizeArgument] = field(default_factory=list)
     """Integers that code compared, or used as one key of a cache: see `SizeArgument`."""
 
+    length_tests: list[Any] = field(default_factory=list)
+    """Comparisons of lengths (`trace/sizes/length_tests.py`) by which code decides."""
+
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> tensor whose size was read."""
 

@@ -34,6 +34,7 @@ from shardwright.planner.contract.plan_file import (
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.lengths import compared_lengths
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
@@ -168,8 +169,11 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
     off = {name: False for name in SWITCHES if _never_on(task, numbers, name)}
+    lengths = compared_lengths(graph, task.axes)
     return [
-        call if call.module else call.model_copy(update={"values": call.values | off})
+        call
+        if call.module
+        else call.model_copy(update={"values": call.values | off, "lengths": lengths})
         for call in found
     ]
 

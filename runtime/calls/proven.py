@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.lengths import holds, sizes_in
 from shardwright.planner.contract.names import MASKS, slot_pattern
 from shardwright.planner.contract.plain_values import (
     BLOCK_MASK,
@@ -67,6 +68,7 @@ class ProvenCalls:
         trains: Whether a call in training mode is proven, too.
         asks_autocast: Whether code checks for autocast, which is not proven.
         off: Flags that no call had on.
+        lengths: Comparisons of lengths that hold in all calls -> their places in the code.
         config: The config of the model, which has values of flags that a call leaves out.
         checked: Kinds of calls that were checked before, and what `check_given` returned for them.
     """
@@ -85,6 +87,7 @@ class ProvenCalls:
     trains: bool
     asks_autocast: bool
     off: tuple[str, ...]
+    lengths: dict[str, str]
     config: Any
     checked: dict[Any, bool] = field(default_factory=dict)
 
@@ -115,6 +118,7 @@ class ProvenCalls:
             any(call.training and not call.arrays for call in calls),
             any(call.asks_autocast for call in calls),
             tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own)),
+            {text: where for call in own for text, where in call.lengths.items()},
             getattr(model, "config", None),
         )
 
@@ -157,6 +161,8 @@ class ProvenCalls:
                     "was off in all calls that the plan was made for: what its code keeps may be a "
                     f"shard where it reads it again: call with {name}=False"
                 )
+        if self.lengths:
+            self._check_lengths(given)
         if torch.compiler.is_compiling():  # its guards would see `checked` change
             return self._check(given)
         kind = self._kind(given)
@@ -259,6 +265,22 @@ class ProvenCalls:
                 f"argument '{name}' of {self.model} is a {kind}, and the plan is "
                 f"proven for steps with {kinds}: give such a cache, or call with use_cache=False"
             )
+
+    def _check_lengths(self, given: Mapping[str, Any]) -> None:
+        """Check that code decides by lengths as in the calls that the plan was made for."""
+        for text, where in self.lengths.items():
+            named = sizes_in(text)
+            tensors = [(n, dim, given.get(n)) for n, dim in named]
+            if any(not isinstance(x, Tensor) or x.dim() <= dim for _, dim, x in tensors):
+                continue
+            sizes = {f"{n}.shape[{dim}]": given[n].shape[dim] for n, dim in named}
+            if not holds(text, sizes):
+                now = ", ".join(f"{name} is {size}" for name, size in sizes.items())
+                raise UsageError(
+                    f"code of {self.model} ({where}) decides by a length: {text} held in all calls "
+                    f"that the plan was made for, and {now}: give lengths for which it holds, or "
+                    "plan with example inputs of such lengths"
+                )
 
     def _check_tokens(self, given: Mapping[str, Any]) -> None:
         """Check that a call with a filled cache has only one token."""

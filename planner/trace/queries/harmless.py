@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import islice
+from types import CodeType
 from typing import Any
 
 import torch
@@ -50,13 +51,17 @@ class Unclear(Exception):
 def harmless(frame: Any) -> bool:
     """Return whether the value of the expression in `frame` is independent of its query's answer.
 
-    The query is an attribute or a call.
+    The query is an attribute, a call, or a comparison.
     """
-    place = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    around = _around(frame.f_code.co_filename, place)
+    return harmless_at(frame.f_code, frame.f_lasti, {**frame.f_globals, **frame.f_locals})
+
+
+def harmless_at(code: CodeType, at: int, names: Mapping[str, Any]) -> bool:
+    """Do the same for a byte offset of `code`, whose names have these values."""
+    place = next(islice(code.co_positions(), at // 2, None))
+    around = _around(code.co_filename, place)
     if not around:
         return False
-    names = {**frame.f_globals, **frame.f_locals}
     asked, *outer = around
     for node in outer:
         try:
@@ -77,7 +82,7 @@ def _around(file: str, place: Place) -> tuple[Any, ...]:
     for outer in ast.walk(parsed(file)):
         for inner in ast.iter_child_nodes(outer):
             parents[inner] = outer
-            if isinstance(inner, (ast.Attribute, ast.Call)) and _place(inner) == place:
+            if isinstance(inner, (ast.Attribute, ast.Call, ast.Compare)) and _place(inner) == place:
                 found: list[ast.expr] = [inner]
                 at = parents.get(inner)
                 while isinstance(at, (ast.expr, ast.keyword)):

@@ -27,6 +27,7 @@ from shardwright.planner.trace.sizes.expressions import (
     is_product,
     reads_of,
 )
+from shardwright.planner.trace.sizes.length_tests import SIGNS, LengthTest, LengthTests
 from shardwright.runtime.code.model_objects import is_config
 from shardwright.runtime.slots import PLAIN, parts
 
@@ -71,6 +72,12 @@ class Provenance:
 
     compared: dict[int, torch.Tensor] = field(default_factory=dict)
     """Number -> tensor, for reads that occur only in `equal`. Set by `close`."""
+
+    tests: LengthTests = field(default_factory=LengthTests)
+    """Comparisons of lengths."""
+
+    deciding: list[LengthTest] = field(default_factory=list)
+    """Those that code decides by, always in the same way. Set by `close`."""
 
     ended: bool = False
     """Whether the trace is over. Its remaining integers then count as constants."""
@@ -122,7 +129,9 @@ class Provenance:
         numbers = {n for _, fact in self.sizes for n, _ in reads_of(fact.expression)}
         numbers |= {n for n, _ in self.fixed | self.counted}
         self.sources = {n: inner(self._read[n]) for n in sorted(numbers)}
-        asked = {n for pair in self.equal for side in pair for n, _ in reads_of(side)}
+        self.deciding = self.tests.deciding()
+        sides = [*self.equal, *((test.left, test.right) for test in self.deciding)]
+        asked = {n for pair in sides for side in pair for n, _ in reads_of(side)}
         self.compared = {n: inner(self._read[n]) for n in sorted(asked - numbers)}
         self._read.clear()
 
@@ -214,7 +223,11 @@ def _ask(method: str) -> Any:
             self.provenance.as_question(("-", self.expression, other.expression))
         elif int.__eq__(self, other):
             self.provenance.as_equal(self.expression, other.expression)
-        return getattr(int, method)(self, *others)
+        result = getattr(int, method)(self, *others)
+        if method in SIGNS and isinstance(other, int) and isinstance(result, bool):
+            sides = self.expression, expression_of(other)
+            self.provenance.tests.note(SIGNS[method], *sides, result)
+        return result
 
     return apply
 

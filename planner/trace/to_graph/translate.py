@@ -101,6 +101,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     names = translator.names
     graph.reads |= {n: names[id(t)] for n, t in provenance.compared.items() if id(t) in names}
     graph.equal = [*_equal(graph, provenance.equal)]
+    graph.length_tests = provenance.deciding
     return graph
 
 

@@ -1,0 +1,73 @@
+"""Comparisons of lengths in model code, such as `if x.shape[1] > 10`.
+
+A trace follows the branch for its own lengths. A plan therefore says which comparisons came out the
+same in all traced calls, and a call for which one comes out otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+from shardwright.planner.trace.data_queries.model_code import (
+    answer_that_goes_on,
+    frames,
+    is_plumbing,
+    module_of,
+)
+from shardwright.planner.trace.queries.harmless import harmless_at
+from shardwright.planner.trace.sizes.expressions import Expression, reads_of
+
+SIGNS = dict(__eq__="==", __ne__="!=", __lt__="<", __le__="<=", __gt__=">", __ge__=">=")
+"""Methods of integers that compare -> the operator."""
+
+HERE = str(__package__)
+
+
+class LengthTest(NamedTuple):
+    """A comparison, and its outcome."""
+
+    where: str
+    left: Expression
+    sign: str
+    right: Expression
+    outcome: bool
+
+
+class LengthTests:
+    """The comparisons of lengths in one trace."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[CodeType, int], dict[LengthTest, None]] = {}
+        self._names: dict[tuple[CodeType, int], Mapping[str, Any]] = {}
+
+    def note(self, sign: str, left: Expression, right: Expression, outcome: bool) -> None:
+        """Note a comparison that model code makes; others do not count."""
+        if not (reads_of(left) or reads_of(right)):
+            return
+        frame = next(f for f in frames() if not module_of(f).startswith(HERE))
+        if is_plumbing(module_of(frame)):
+            return
+        site = frame.f_code, frame.f_lasti
+        if site not in self.found:
+            self.found[site] = {}
+            self._names[site] = {**frame.f_globals, **frame.f_locals}
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self.found[site][LengthTest(where, left, sign, right, outcome)] = None
+
+    def deciding(self) -> list[LengthTest]:
+        """The comparisons at places where all came out the same, and the outcome matters.
+
+        It does not if the code raises otherwise, or if the expression around has the same value.
+        """
+        out: list[LengthTest] = []
+        for (code, at), tests in self.found.items():
+            lines = {int(test.where.rpartition(":")[2]) for test in tests}
+            raises = any(answer_that_goes_on(code.co_filename, n) is not None for n in lines)
+            one = len({test.outcome for test in tests}) == 1
+            if one and not raises and not harmless_at(code, at, self._names[code, at]):
+                out += tests
+        self._names.clear()
+        return out
