@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwright.planner.contract.lengths import OPPOSITE, holds
+from shardwright.planner.contract.lengths import OPPOSITE, holds, sizes_in
 from shardwright.planner.graph.axes import Axes, atoms_of
 from shardwright.planner.graph.graph import Graph
 
-SAMPLES = (1, 2, 3, 5, 8, 19, 100, 1000, 4096, 1 << 17, (1 << 20) + 7)
-"""Lengths with which it is tried whether a comparison can come out otherwise."""
-
-MOST = 3
-"""The most lengths of one comparison that is tried."""
+SAMPLES = (2, 3, 5, 8, 19, 100, 1000, 4096, 1 << 17, (1 << 20) + 7)
+"""Lengths with which it is tried whether a comparison can come out otherwise. A length of 1 is not
+among them: most code compares with 1 only to broadcast, or to leave out a mask."""
 
 Slots = dict[frozenset[int], str]
 """Axes of a dim -> the dim of an argument, as text."""
@@ -22,14 +20,16 @@ Slots = dict[frozenset[int], str]
 def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
     """Return the comparisons that hold in all traced calls, each with its place in the code.
 
-    Those with lengths that no argument has (of a cache, or decided by data) are left out, and those
-    that come out the same for any lengths.
+    Only those of one length of an argument with a number are returned, if they come out otherwise
+    for another length.
     """
     slots: Slots = {}
-    for b in graph.boundaries:
-        if b.module == "" and b.side == "in" and b.slot.isidentifier():
-            for dim, tree in enumerate(axes.dims[b.source]):
-                slots.setdefault(_ids(tree), f"{b.slot}.shape[{dim}]")
+    traced: dict[str, set[int]] = {}
+    for argument, name in _arguments(graph):
+        for dim, tree in enumerate(axes.dims[name]):
+            traced.setdefault(f"{argument}.shape[{dim}]", set()).add(graph.tensors[name].shape[dim])
+            if ids := _ids(tree):
+                slots.setdefault(ids, f"{argument}.shape[{dim}]")
     outcomes: dict[tuple[str, str, str, str], set[bool]] = {}
     for test in graph.length_tests:
         left, right = (_text(side, graph, axes, slots) for side in (test.left, test.right))
@@ -39,9 +39,18 @@ def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
     for (where, left, sign, right), seen in outcomes.items():
         if len(seen) == 1:
             text = f"{left} {sign if True in seen else OPPOSITE[sign]} {right}"
-            if _varies(text, [s for s in dict.fromkeys(slots.values()) if s in text]):
+            if _varies(text, traced):
                 found.setdefault(text, where)
     return found
+
+
+def _arguments(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Yield the arguments of the model that are tensors, with their tensors in the graph."""
+    floats = [(b.module, b.side, b.slot, b.source) for b in graph.boundaries]
+    others = [(*passed.slot[:3], passed.name) for _, passed in graph.passed if passed.name]
+    for module, side, slot, name in (*floats, *others):
+        if module == "" and side == "in" and slot.isidentifier() and name in graph.tensors:
+            yield slot, name
 
 
 def _ids(tree: Any) -> frozenset[int]:
@@ -57,22 +66,16 @@ def _text(side: tuple[Any, ...], graph: Graph, axes: Axes, slots: Slots) -> str 
         return str(int(rest[2]))
     if head == "read":
         dims = axes.dims.get(graph.reads.get(rest[1], ""), ())
-        if rest[2] >= len(dims):
-            return None
-        if dims[rest[2]].size == 1 or not (ids := _ids(dims[rest[2]])):
-            return str(int(rest[0]))
-        parts = [slots.get(frozenset({i})) for i in sorted(ids)]
-        whole = [slots[ids]] if ids in slots else parts
-        return None if None in whole else " * ".join(map(str, whole))
+        return slots.get(_ids(dims[rest[2]])) if rest[2] < len(dims) else None
     texts = [_text(tuple(one), graph, axes, slots) for one in rest]
     return None if None in texts else f"({texts[0]} {head} {texts[1]})"
 
 
-def _varies(text: str, slots: list[str]) -> bool:
-    """Whether a comparison comes out otherwise for some lengths."""
-    if not slots or len(slots) > MOST:
-        return bool(slots)
-    for sizes in product(SAMPLES, repeat=len(slots)):
-        if not holds(text, dict(zip(slots, sizes, strict=True))):
-            return True
-    return False
+def _varies(text: str, traced: Mapping[str, set[int]]) -> bool:
+    """Whether a comparison of one length holds for its traced values, and not for all values."""
+    named = {f"{argument}.shape[{dim}]" for argument, dim in sizes_in(text)}
+    if len(named) != 1:
+        return False
+    (name,) = named
+    held = all(holds(text, {name: size}) for size in traced[name])
+    return held and not all(holds(text, {name: size}) for size in SAMPLES)

@@ -1,0 +1,87 @@
+"""Code that decides by the length of its input."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.lengths import holds, parsed
+from shardwright.runtime.api import apply
+from shardwright.runtime.communication.mesh import Mesh
+from tests.planning import plan
+from tests.ranks import run_ranks
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 6
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+
+class Long(MLP):
+    """Below ten rows it takes a mean over what a rank has a part of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        if x.shape[1] > self.most + 4:
+            return self.down(h)
+        return self.down(h * h.mean(-1, keepdim=True))
+
+
+class Raises(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] < 4:
+            raise ValueError("too short")
+        return self.down(self.up(x).relu())
+
+
+class Broadcasts(MLP):
+    """Comparisons with 1, and one whose outcome does not matter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] != 1:
+            x = x.contiguous()
+        flag = x.shape[1] > 10 and self.most < 0
+        h = self.up(x).relu()
+        return h.sum() if flag else self.down(h)
+
+
+def lengths_of(model: nn.Module) -> dict[str, str]:
+    (call,) = plan(model, 2, args=(torch.randn(3, 19, 32).double(),)).calls
+    return call.lengths
+
+
+@pytest.mark.parametrize(("kind", "text"), [(Long, "x.shape[1] > (6 + 4)")])
+def test_refused_on_the_other_side(kind: type[MLP], text: str) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),))
+    assert list(found.calls[0].lengths) == [text]
+
+    def work(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), found, mesh)
+        for rows in (11, 40):
+            x = torch.randn(1, rows, 32, generator=torch.Generator().manual_seed(0)).double()
+            torch.testing.assert_close(split(x), model(x), rtol=0, atol=1e-9)
+        with pytest.raises(UsageError, match=r"decides by a length: .* and x.shape\[1\] is 5"):
+            split(torch.randn(2, 5, 32).double())
+
+    run_ranks(2, work)
+
+
+@pytest.mark.parametrize("kind", [Raises, Broadcasts])
+def test_what_does_not_decide(kind: type[MLP]) -> None:
+    assert lengths_of(kind().double()) == {}
+
+
+def test_a_comparison_is_read_as_one_alone() -> None:
+    assert holds("x.shape[1] * 2 > (6 + 4)", {"x.shape[1]": 6})
+    assert not holds("x.shape[1] // 2 == 4", {"x.shape[1]": 6})
+    for text in ("x.shape[1]", "f() > 1", "x.y[1] > 1", "1 < x.shape[0] < 3", "x.shape[1] ** 9 > 1"):
+        with pytest.raises(PlanError, match="compares no lengths"):
+            parsed(text)
