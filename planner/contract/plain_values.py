@@ -144,15 +144,3 @@ def _said(value: Any, around: tuple[Any, ...]) -> str:
 def _code(code: CodeType) -> Any:
     consts = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     return code.co_code.hex(), code.co_names, consts
-
-
-DIGEST = "values of a tensor "
-"""How a plan begins what it says of a tensor of which only some values were traced."""
-
-
-def digest_of_values(x: Any) -> str:
-    """Return a tensor of integers as a plan writes it, if only its values were traced."""
-    if (known := getattr(x, "shardwright_digest", None)) is not None:  # in a dry run
-        return known
-    same = x.detach().cpu().long().contiguous()
-    return f"{DIGEST}{tuple(x.shape)} {zlib.crc32(same.numpy().tobytes()):08x}"

@@ -174,9 +174,6 @@ class Graph:
     asks_autocast: bool = False
     """Whether code reads the autocast mode, and may compute something else under autocast."""
 
-    exact: set[int] = field(default_factory=set)
-    """Ids of values of inputs for which code may do something else if they are others."""
-
     numbers: frozenset[str] = frozenset()
     """Number arguments of the model that may have any value."""
 

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
-from shardwright.planner.contract.names import MASKS, slot_pattern
+from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plain_values import (
     FREE,
     SWITCHES,
     PlainValue,
-    digest_of_values,
     is_on,
     is_said,
     plain_value,
@@ -146,13 +145,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
         forward = task.source.module.get_submodule(run.module).forward
         names = [*argument_names(forward), *(f"*{i}" for i in range(len(run.args)))]
         positions = names[: len(run.args)]
-        every = {**dict(zip(positions, run.args, strict=True)), **inputs}
-        plain = plain_values(forward, every)
-        for name, value in every.items():
-            values = getattr(value, "shardwright_value", None)
-            # Other calls have other masks.
-            if values is not None and id(values) in graph.exact and name not in MASKS:
-                plain[name] = digest_of_values(values)
+        plain = plain_values(forward, {**dict(zip(positions, run.args, strict=True)), **inputs})
         call = TracedCall(
             module=run.module,
             inputs=sorted({*positions, *taken, *(k for k, v in inputs.items() if v is not None)}),

@@ -11,14 +11,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from torch import Tensor
-
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import (
-    DIGEST,
     FREE,
     PlainValue,
-    digest_of_values,
     is_flag,
     is_said,
     plain_value,
@@ -48,8 +44,6 @@ class PlainArguments:
         self.defaults = defaults
         self.within = any("." in name for name in self.known)
         """Whether some of the values are in lists or dicts."""
-        self.tensors = {n for n, had in self.known.items() if any(map(_is_digest, had))}
-        """Tensors of which only some values were traced."""
 
     def unknown(self, name: str, value: Any) -> str | None:
         """The place of a plain value in a list or dict that no call had there; None if none."""
@@ -70,13 +64,6 @@ class PlainArguments:
             given = {**given, **dict(more)}
         for name, had in self.known.items():
             value = given[name] if name in given else self.defaults.get(name)
-            if not _among(value, had) and name in self.tensors and isinstance(value, Tensor):
-                raise UsageError(
-                    f"argument '{name}' of {model} has other values than in the calls that the "
-                    "plan was made for, and its code may decide by them: plan with these values, "
-                    "or read numbers with .item() or .tolist() (not int()), and use them as sizes "
-                    "alone"
-                )
             if not _among(value, had):
                 now = repr(value) if is_said(value) else f"a {type(value).__name__}"
                 were = " or ".join(
@@ -137,19 +124,13 @@ def _or_tensor(value: Any) -> str:
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code behaves with `value` as with one of the values that it had."""
     if not is_said(value):
-        return AnyValue.TENSOR in had or (
-            isinstance(value, Tensor) and digest_of_values(value) in had
-        )
+        return AnyValue.TENSOR in had
     if isinstance(value, (int, float)) and not isinstance(value, bool) and AnyValue.NUMBER in had:
         return True
     if not value and None in had:  # a switch that is off, as if left out
         return True
     said = plain_value(value)
     return any(same_value(said, one) for one in had)
-
-
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(DIGEST)
 
 
 def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:

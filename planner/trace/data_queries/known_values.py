@@ -7,9 +7,8 @@ the values are those for the traced inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.planner.trace.data_queries.given_values import only_integers
-from shardwright.planner.trace.data_queries.model_code import model_frame, torch_goes_on
+from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
@@ -47,10 +45,6 @@ class KnownValues:
         self._values = WeakIdKeyDictionary()
         self._ids = set[int]()
         """Ids of all tensors that ever had a value: a fast test, because most tensors have none."""
-        self._given = WeakIdKeyDictionary()
-        """Tensors whose value comes from the values of inputs -> the ids of those values."""
-        self.exact: set[int] = set()
-        """Ids of values of inputs on which code may depend in a way that was not traced."""
         self._uniform = WeakIdKeyDictionary()
         """Tensors of random numbers in [0, 1)."""
         self._fakes = fakes or nullcontext()
@@ -68,17 +62,11 @@ class KnownValues:
             out = fake()
         except (DynamicOutputShapeException, DataDependentOutputException):
             made = self._computed(func, args, kwargs) if known else None
-            if made is not None and func is aten._local_scalar_dense.default:
-                frame = model_frame() if self.is_given(args[0]) else None
-                decides = self.deciding(args[0])
-                if frame is not None and not only_integers(frame, decides):
-                    decides()
-                return made, True
             if made is not None:
                 device = next(t.device for t in tensors_in((args, kwargs)))
                 with self._fakes:
                     out = tree_map(lambda v: _like(v, device), made)
-                self._keep(out, made, self._given_of((args, kwargs)))
+                self._keep(out, made)
                 return out, True
             if func is aten.bincount.default and (bins := _bins(*args, **kwargs)) is not None:
                 with self._fakes:
@@ -98,37 +86,17 @@ class KnownValues:
         if made is None:
             self._forget(func, args)
         else:
-            self._keep(out, made, self._given_of((args, kwargs)))
+            self._keep(out, made)
         return out, False
 
-    def keep(self, tensor: Tensor, value: Tensor, given: Collection[int] = ()) -> None:
-        """Note that `tensor` has this value, computed from the values with the ids `given`."""
+    def keep(self, tensor: Tensor, value: Tensor) -> None:
+        """Note that `tensor` has this value."""
         self._values[tensor] = value
         self._ids.add(id(tensor))
-        if given:
-            self._given[tensor] = given
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return the value of `tensor`; None if it is not known."""
         return self._values.get(tensor)
-
-    def is_given(self, tensor: Tensor) -> bool:
-        """Return whether the value of `tensor` comes from values of inputs."""
-        return bool(self._given) and tensor in self._given
-
-    @property
-    def has_given(self) -> bool:
-        """Whether values of inputs are known."""
-        return bool(self._given)
-
-    def deciding(self, tensor: Tensor) -> Callable[[], None]:
-        """Return a function that notes that code decides by the value of `tensor`."""
-        return partial(self.exact.update, self._given.get(tensor) or ())
-
-    def _given_of(self, value: Any) -> Collection[int]:
-        if not self._given:
-            return ()
-        return {one for tensor in tensors_in(value) for one in self._given.get(tensor) or ()}
 
     def drop(self, tensor: Tensor) -> None:
         """Forget the values of `tensor` and of all tensors that share its memory."""
@@ -139,7 +107,7 @@ class KnownValues:
     def same(self, made: Tensor, given: Tensor) -> None:
         """Note that `made` has the value of `given`, if that is known."""
         if given in self:
-            self.keep(made, self._values[given], self._given_of(given))
+            self.keep(made, self._values[given])
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._ids and tensor in self._values
@@ -157,9 +125,9 @@ class KnownValues:
             except Exception:  # any exception of a kernel: not every dtype has one
                 return None
 
-    def _keep(self, out: Any, made: Any, given: Collection[int]) -> None:
+    def _keep(self, out: Any, made: Any) -> None:
         for name, value in zip(tensors_in(out), tensors_in(made), strict=True):
-            self.keep(name, value, given)
+            self.keep(name, value)
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
         """Forget the values of tensors in memory that an op writes unknown values to."""

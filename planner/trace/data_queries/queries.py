@@ -42,12 +42,6 @@ from shardwright.planner.trace.data_queries.conditional_regions import (
     tensors_of,
 )
 from shardwright.planner.trace.data_queries.errors import BranchesOnData, NeedsData
-from shardwright.planner.trace.data_queries.given_values import (
-    GivenNumber,
-    only_integers,
-    ranges,
-    shown,
-)
 from shardwright.planner.trace.data_queries.known_values import KnownValues, on_data
 from shardwright.planner.trace.data_queries.model_code import (
     answer_that_goes_on,
@@ -101,8 +95,6 @@ class DataQueries(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" and not self.selects and func != REQUIRES_GRAD:
             return func(*args)
-        if self.values.has_given:
-            args, kwargs = shown(args), shown(kwargs)
         if name in ANSWERS and args:
             found = ANSWERS[name](self, func, args, kwargs)
             if found is not NotImplemented:
@@ -165,8 +157,7 @@ class DataQueries(TorchFunctionMode):
             return func(x)
         if (value := self.value(x)) is not None:
             with on_data():
-                found = func(value)
-            return found if self._is_safe(x) else self._given(found, self.values.deciding(inner(x)))
+                return func(value)
         self.read(x)
         if id(x) in self.checked:
             return True
@@ -174,24 +165,6 @@ class DataQueries(TorchFunctionMode):
             return self.answer()
         kind = float if x.dtype.is_floating_point else bool if x.dtype == torch.bool else int
         return self._numbers(x.shape if func.__name__ == "tolist" else (), kind)
-
-    def _is_safe(self, x: Tensor) -> bool:
-        """Return whether what code does with the value of `x` holds for other values as well."""
-        frame = model_frame()
-        if not self.values.is_given(inner(x)) or id(x) in self.checked or frame is None:
-            return True
-        if answer_that_goes_on(frame.f_code.co_filename, frame.f_lineno) is not None:
-            return True
-        return only_integers(frame, self.values.deciding(inner(x)))
-
-    def _given(self, value: Any, decides: Callable[[], None]) -> Any:
-        if isinstance(value, list):
-            return [self._given(part, decides) for part in value]
-        frame = model_frame()
-        if isinstance(value, bool) or (frame is not None and ranges(frame)):
-            decides()
-            return value
-        return GivenNumber.read(value, decides)
 
     def _numbers(self, shape: Sequence[int], kind: type) -> Any:
         if not shape:

@@ -102,9 +102,6 @@ class Record:
     cut: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Tensors, each with a dim whose length depends on data."""
 
-    exact: set[int] = field(default_factory=set)
-    """Ids of values of inputs on which code may depend in a way that was not traced."""
-
     overwritten: list[torch.Tensor] = field(default_factory=list)
     """Tensors before code changed them in place."""
 

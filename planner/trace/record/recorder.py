@@ -32,11 +32,7 @@ from shardwright.planner.trace.record.recording_modes import ATTENTION, Function
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
 from shardwright.planner.trace.sizes.provenance import seen_by_users
 from shardwright.planner.trace.state.cache_state import States
-from shardwright.planner.trace.state.persistent_state import (
-    Contained,
-    KeptNumbers,
-    KeptState,
-)
+from shardwright.planner.trace.state.persistent_state import Contained, KeptNumbers, KeptState
 from shardwright.planner.trace.trace_lock import exporting
 from shardwright.runtime.slots import but_state, returned
 
@@ -70,7 +66,7 @@ def record(
         given = tree_map(_like, arguments)
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
-            recorder.known.keep(tensor, value, given={id(value)})
+            recorder.known.keep(tensor, value)
         states, keeps = States(module, functional.aliases), any(run.again for run in runs)
         numbers = numbers or KeptNumbers()
         kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))
@@ -135,7 +131,6 @@ def record(
                 *changed(out.calls, out.regions, out.replaced, results, has_value)
             ]
             out.cut += recorder.cut
-            out.exact = recorder.known.exact
             recorder.forget()
             return out
 

@@ -94,7 +94,6 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
     graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
-    graph.exact = found.exact
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = graph_facts.carried(graph, module)

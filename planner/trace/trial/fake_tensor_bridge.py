@@ -13,7 +13,6 @@ from torch import nn
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_map
 
-from shardwright.planner.contract.plain_values import digest_of_values
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.model.module_copies import duplicated
@@ -173,7 +172,6 @@ def run_on_fake(
 
     for tensor, value in valued:
         fake.known.keep(tensor, value)
-        tensor.shardwright_digest = digest_of_values(value)  # type: ignore[attr-defined]
     with (
         alone(),
         isolated(module),
