@@ -86,12 +86,13 @@ def write(path: str, content: str | bytes) -> None:
     from shardwright.planner.contract.files import write_atomically
 
     folder = Path(path).parent
-    if not folder.exists():
-        say(f"Making the folder {folder}")
+    is_new = not folder.exists()
     try:
         write_atomically(Path(path), content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    if is_new:
+        say(f"Made the folder {folder}")
 
 
 def write_page(shown: Sequence[Shown], path: str) -> None:

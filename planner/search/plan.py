@@ -161,7 +161,9 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
         if (run.training or graph.trained) and draws_alike(task, layouts):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
-    off = {name: False for name in SWITCHES if _never_on(task, numbers, name)}
+    # With shards of sequences, no call with a cache is tried.
+    switches = () if task.source.by_rows else SWITCHES
+    off = {name: False for name in switches if _never_on(task, numbers, name)}
     lengths = compared_lengths(graph, task.axes)
     return [
         call

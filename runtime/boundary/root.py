@@ -28,7 +28,6 @@ from shardwright.runtime.boundary.hooks import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
-from shardwright.runtime.boundary.patches import patches_for
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
@@ -231,7 +230,6 @@ def wrap_root(
         return
     shared = ModelBoundary(model, mesh, lengths or Lengths())
     shared.modules = list(model.modules())
-    shared.patched = patches_for(model)
     if calls is not None and any(state.changes_tensors for state in states):
         shared.caches = Caches({name for call in calls for name in call.state})
         shared.proven = ProvenCalls.of(model, calls)

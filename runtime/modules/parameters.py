@@ -12,6 +12,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.changes import ChangeDetection
 from shardwright.runtime.boundary.module_boundary import boundary_of, placements
+from shardwright.runtime.boundary.patches import patches_for
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.tensors.buffers import make_buffers_split
@@ -79,9 +80,13 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
 def distribute(model: nn.Module, mesh: Mesh) -> None:
     """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
 
+    The model's calls get the patches of torch that its code needs. (A dry run makes neither.)
     They stay plain local tensors if one of them cannot be a DTensor (see `split_parameters`), which
     logs a warning, or if `mesh` has no DeviceMesh.
     """
+    root = boundary_of(model)
+    if root is not None and root.model is not None:
+        root.model.patched = patches_for(model)
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))
@@ -98,6 +103,5 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     for module in model.modules():
         own: dict[str, Any] = module._parameters
         own.update({name: made[id(p)] for name, p in own.items() if p is not None})
-    root = boundary_of(model)
     if root is not None and root.model is not None:
         root.model.distribute(ChangeDetection(root.model))

@@ -260,5 +260,10 @@ def test_rows_that_make_no_sequence_are_refused() -> None:
             shardwright.SplitAccelerator(local)
 
     run_ranks(2, work, {"cp": 2, "tp": 1})
-    with pytest.raises(UsageError, match="splits no sequences"):
-        apply(model, planning.plan(model, tp=2), Mesh({}), cp="local")
+    unsplit = planning.plan(model, tp=2)
+
+    def refused(mesh: Mesh) -> None:
+        with pytest.raises(UsageError, match="splits no sequences"):
+            apply(copy.deepcopy(model), unsplit, mesh, cp="local")
+
+    run_ranks(2, refused)

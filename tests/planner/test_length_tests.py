@@ -82,6 +82,12 @@ def test_what_does_not_decide(kind: type[MLP]) -> None:
 def test_a_comparison_is_read_as_one_alone() -> None:
     assert holds("x.shape[1] * 2 > (6 + 4)", {"x.shape[1]": 6})
     assert not holds("x.shape[1] // 2 == 4", {"x.shape[1]": 6})
-    for text in ("x.shape[1]", "f() > 1", "x.y[1] > 1", "1 < x.shape[0] < 3", "x.shape[1] ** 9 > 1"):
+    for text in (
+        "x.shape[1]",
+        "f() > 1",
+        "x.y[1] > 1",
+        "1 < x.shape[0] < 3",
+        "x.shape[1] ** 9 > 1",
+    ):
         with pytest.raises(PlanError, match="compares no lengths"):
             parsed(text)
