@@ -32,6 +32,8 @@ def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
                 slots.setdefault(ids, f"{argument}.shape[{dim}]")
     outcomes: dict[tuple[str, str, str, str], set[bool]] = {}
     for test in graph.length_tests:
+        if graph.left and (_has_attribute(test.left) or _has_attribute(test.right)):
+            continue  # calls may change the attributes
         left, right = (_text(side, graph, axes, slots) for side in (test.left, test.right))
         if left and right:
             outcomes.setdefault((test.where, left, test.sign, right), set()).add(test.outcome)
@@ -55,6 +57,10 @@ def _arguments(graph: Graph) -> Iterator[tuple[str, str]]:
 
 def _ids(tree: Any) -> frozenset[int]:
     return frozenset(a.id for a in atoms_of(tree))
+
+
+def _has_attribute(side: tuple[Any, ...]) -> bool:
+    return side[0] == "attribute" or any(_has_attribute(x) for x in side if type(x) is tuple)
 
 
 def _text(side: tuple[Any, ...], graph: Graph, axes: Axes, slots: Slots) -> str | None:

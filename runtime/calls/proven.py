@@ -265,7 +265,12 @@ class ProvenCalls:
             )
 
     def _check_lengths(self, given: Mapping[str, Any]) -> None:
-        """Check that code decides by lengths as in the calls that the plan was made for."""
+        """Check that code decides by lengths as in the calls that the plan was made for.
+
+        With a filled cache it may add what is in the cache, which the comparisons do not have.
+        """
+        if any(is_own(value) and _filled(value) for value in given.values()):
+            return
         for text, where in self.lengths.items():
             named = sizes_in(text)
             tensors = [(n, dim, given.get(n)) for n, dim in named]

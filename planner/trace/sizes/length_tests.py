@@ -11,6 +11,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from shardwright.planner.trace.data_queries.model_code import (
     answer_that_goes_on,
     frames,
@@ -36,6 +38,13 @@ class LengthTest(NamedTuple):
     outcome: bool
 
 
+def _of_other_object(frame: Any) -> bool:
+    """Whether a frame runs a method of an object that is no module."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    owner = frame.f_locals.get("self") if names[:1] == ("self",) else None
+    return owner is not None and not isinstance(owner, nn.Module)
+
+
 class LengthTests:
     """The comparisons of lengths in one trace."""
 
@@ -44,11 +53,15 @@ class LengthTests:
         self._names: dict[tuple[CodeType, int], Mapping[str, Any]] = {}
 
     def note(self, sign: str, left: Expression, right: Expression, outcome: bool) -> None:
-        """Note a comparison that model code makes; others do not count."""
+        """Note a comparison that model code makes.
+
+        Those in methods of other objects, such as caches, do not count: they may be of what the
+        object keeps from earlier calls.
+        """
         if not (reads_of(left) or reads_of(right)):
             return
         frame = next(f for f in frames() if not module_of(f).startswith(HERE))
-        if is_plumbing(module_of(frame)):
+        if is_plumbing(module_of(frame)) or _of_other_object(frame):
             return
         site = frame.f_code, frame.f_lasti
         if site not in self.found:
