@@ -293,8 +293,11 @@ def _names_in(code: CodeType) -> frozenset[str]:
 
 
 def _may_hold(value: Any) -> bool:
-    """Return whether a value is a container, or an object whose class is outside `LIBRARIES`."""
-    return isinstance(value, CONTAINERS) or not _of_library(type(value).__module__)
+    """Return whether a value is a container, or an object, whose class is outside `LIBRARIES`.
+
+    Python's own containers are such, but not those of the planner, which wraps modules.
+    """
+    return type(value) in CONTAINERS or not _of_library(type(value).__module__)
 
 
 def _of_library(module: str | None) -> bool:
