@@ -6,6 +6,7 @@ same in all traced calls, and a call for which one comes out otherwise is refuse
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType
@@ -15,7 +16,6 @@ from torch import nn
 
 from shardwright.planner.trace.data_queries.model_code import (
     answer_that_goes_on,
-    frames,
     is_plumbing,
     module_of,
 )
@@ -24,8 +24,6 @@ from shardwright.planner.trace.sizes.expressions import Expression, reads_of
 
 SIGNS = dict(__eq__="==", __ne__="!=", __lt__="<", __le__="<=", __gt__=">", __ge__=">=")
 """Methods of integers that compare -> the operator."""
-
-HERE = str(__package__)
 
 
 class LengthTest(NamedTuple):
@@ -58,10 +56,10 @@ class LengthTests:
         Those in methods of other objects, such as caches, do not count: they may be of what the
         object keeps from earlier calls.
         """
-        if not (reads_of(left) or reads_of(right)):
+        frame = sys._getframe(2)  # the code that called the method of the integer
+        if is_plumbing(module_of(frame)) or not (reads_of(left) or reads_of(right)):
             return
-        frame = next(f for f in frames() if not module_of(f).startswith(HERE))
-        if is_plumbing(module_of(frame)) or _of_other_object(frame):
+        if _of_other_object(frame):
             return
         site = frame.f_code, frame.f_lasti
         if site not in self.found:
