@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -322,3 +323,26 @@ def test_equal_integers_must_be_equal_on_ranks() -> None:
     model = Stack([Layer(cache, None, None, HEADS) for _ in range(3)]).double()
     plan = planned(model, features(DIM), 2, pins={"layers.1.qkv": "replicate"})
     assert_equal(model, features(DIM), plan, collectives=False)
+
+
+class OfClass(nn.Module):
+    """It keeps tables in dicts of the standard library, as attributes of its class."""
+
+    ordered: OrderedDict[int, Tensor] = OrderedDict()
+    default: defaultdict[int, list[Tensor]] = defaultdict(list)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if length not in OfClass.ordered:
+            OfClass.ordered[length] = torch.arange(length)
+            OfClass.default[length].append(OfClass.ordered[length])
+        return self.up(x) * OfClass.ordered[length][:, None]
+
+
+def test_dicts_of_the_standard_library_are_put_back() -> None:
+    planned(OfClass(), features(DIM), 2)
+    assert (len(OfClass.ordered), len(OfClass.default)) == (0, 0)

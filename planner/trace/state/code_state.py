@@ -293,11 +293,14 @@ def _names_in(code: CodeType) -> frozenset[str]:
 
 
 def _may_hold(value: Any) -> bool:
-    """Return whether a value is a container, or an object, whose class is outside `LIBRARIES`.
+    """Return whether a value is a container, or an object whose class is outside `LIBRARIES`.
 
-    Python's own containers are such, but not those of the planner, which wraps modules.
+    Containers of the planner, which wraps modules while it runs them, do not count.
     """
-    return type(value) in CONTAINERS or not _of_library(type(value).__module__)
+    module = type(value).__module__
+    if module.startswith("shardwright."):
+        return False
+    return isinstance(value, CONTAINERS) or not _of_library(module)
 
 
 def _of_library(module: str | None) -> bool:
