@@ -28,6 +28,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.folded_trace import Traced, trace_all
+from shardwright.planner.trace.state.code_state import look_anew
 
 
 def trace_model(
@@ -41,6 +42,7 @@ def trace_model(
     Raises:
         ModelError: the model cannot be traced.
     """
+    look_anew()
     try:
         return trace_all(source, pins, ends, folds)
     except ModelError:

@@ -19,6 +19,11 @@ CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "keeps strides": lambda x, n: x.transpose(1, 2) * 2,
     "view": lambda x, n: x.view(3, 2, 10),
     "slice": lambda x, n: x[..., 1:4:2],
+    "views of a part": lambda x, n: (
+        x[1:, 2].t(),
+        x[2:, 2].t(),
+        x[1:].unsqueeze(1).expand(2, 3, 4, 5).permute(3, 0, 1, 2).detach(),
+    ),
     "several": lambda x, n: x.split([1, 3], 1),
     "several new": lambda x, n: x.max(dim=1),
     "cast": lambda x, n: x.transpose(0, 1).to(torch.float16),

@@ -160,9 +160,13 @@ def _bindings() -> Iterator[tuple[dict[str, Any], str, Any]]:
     have some hundred thousand names.
     """
     for module, names in [(n, getattr(m, "__dict__", None)) for n, m in list(sys.modules.items())]:
-        if type(names) is not dict or (is_plumbing(module) and names is not vars(torch)):
+        if type(names) is not dict:
             continue
         if (known := _bindings_of.get(module)) is None or known[0] != len(names):
-            found = [(n, _by_id[id(v)]) for n, v in list(names.items()) if id(v) in _by_id]
+            searched = names is vars(torch) or not is_plumbing(module)
+            values = list(names.items()) if searched else ()
+            found = [(n, _by_id[id(v)]) for n, v in values if id(v) in _by_id]
             known = _bindings_of[module] = len(names), found
-        yield from ((names, name, question) for name, question in known[1] if name in names)
+        for name, question in known[1]:
+            if name in names:
+                yield names, name, question

@@ -58,8 +58,22 @@ FOR_DEVICES = {
 MOST = 10_000
 """The most results that are cached."""
 
-_kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
-"""Op and arguments -> shape, strides and dtype of the new tensor that the op returned."""
+VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.unsqueeze.default,
+    aten.slice.Tensor,
+    aten.detach.default,
+}
+"""Frequent ops that return the memory of their first tensor in the same dtype."""
+
+_kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype, int]] = {}
+"""Op and arguments -> shape, strides and dtype of the tensor that the op returned. For `VIEWS` also
+where it begins, counted from where the first tensor begins."""
 
 
 class OnMeta(FakeTensorMode):
@@ -105,9 +119,13 @@ class OnMeta(FakeTensorMode):
                 raise Elsewhere
             given = func, torch.get_default_dtype(), self._described(args, kwargs)
             if (kept := _kept.get(given)) is not None:
-                shape, stride, dtype = kept
+                shape, stride, dtype, start = kept
                 with _DisableTorchDispatch():
-                    made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+                    if func in VIEWS:
+                        start += args[0].storage_offset()
+                        made = torch.as_strided(args[0], shape, stride, start)
+                    else:
+                        made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
                 return self.fake(made)
             with in_kernel_invocation_manager(self):
                 made = func(*args, **kwargs)
@@ -116,8 +134,9 @@ class OnMeta(FakeTensorMode):
             made = super().dispatch(func, types, there, named)
             return args[0] if there is not args and _gives_first(func) else made
         plain = type(made) is Tensor and made.layout == torch.strided
-        if plain and makes_new(func) and len(_kept) < MOST:
-            _kept[given] = made.shape, made.stride(), made.dtype
+        if plain and (func in VIEWS or makes_new(func)) and len(_kept) < MOST:
+            start = made.storage_offset() - args[0].storage_offset() if func in VIEWS else 0
+            _kept[given] = made.shape, made.stride(), made.dtype, int(start)
         return self._faked(made)
 
     def moved(

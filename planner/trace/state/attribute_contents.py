@@ -62,7 +62,7 @@ def _within(values: list[Any]) -> list[Any]:
     todo = list(values)
     while todo and len(found) < MOST:
         value = todo.pop()
-        if id(value) in found or is_plain(value) or isinstance(value, CODE) or is_config(value):
+        if id(value) in found or not (type(value) in CONTAINERS or _may_change(value)):
             continue
         if isinstance(value, CONTAINERS):
             found[id(value)] = value
@@ -75,8 +75,14 @@ def _within(values: list[Any]) -> list[Any]:
     return [*found.values()]
 
 
+def _may_change(value: Any) -> bool:
+    return not (is_plain(value) or isinstance(value, CODE) or is_config(value))
+
+
 def _copied(value: Any) -> Any:
     """Return a copy of the contents of a container or object, bypassing overrides of its class."""
+    if type(value) in CONTAINERS:
+        return value.copy()
     if not isinstance(value, CONTAINERS):
         return dict(vars(value))
     kind = _kind(value)
@@ -90,7 +96,7 @@ def _restore(value: Any, before: Any) -> None:
     now = value if isinstance(value, CONTAINERS) else vars(value)
     if isinstance(now, set) and now == before:
         return  # filling it again could change its iteration order
-    if len(now) == len(before) and all(map(is_, _parts(now), _parts(before))):
+    if len(now) == len(before) and (not before or all(map(is_, _parts(now), _parts(before)))):
         return
     kind = _kind(now)
     kind.clear(now)

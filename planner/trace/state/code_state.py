@@ -17,7 +17,7 @@ import dis
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -55,13 +55,14 @@ def isolated(root: nn.Module) -> Iterator[None]:
     """
     own = [(vars(m), n, v) for m in root.modules() for n, v in vars(m).items() if n not in OF_TORCH]
     code = [part for _, _, value in own for part in _code_in(value)]
-    reached = _reached(frozenset([*map(type, root.modules()), *code]))
+    reached = _reached(frozenset([*map(type, root.modules()), *code]), len(sys.modules))
     slots = [*reached.slots, *(Slot(o, n) for o, n, v in own if isinstance(v, LruCache))]
     before = [(slot, slot.get()) for slot in slots]
-    uncached = [(slot, new) for slot, old in before if (new := _uncached(old)) is not old]
+    in_slots = [_function_of(value) for _, value in before]
+    cached = [pair for pair, f in zip(before, in_slots, strict=True) if isinstance(f, LruCache)]
+    uncached = [(slot, _uncached(value)) for slot, value in cached]
     names = [(cls, {*vars(cls)}) for cls in reached.classes.values()]
     contents = Contents([*reached.held, *(value for _, value in before if _may_hold(value))])
-    in_slots = [_function_of(value) for _, value in before]
     in_slots = [f.cached if isinstance(f, Uncached) else f for f in in_slots]  # of an outer trace
     reached.clear_caches(but=in_slots)
     try:
@@ -81,8 +82,19 @@ def isolated(root: nn.Module) -> Iterator[None]:
 
 
 def _code_in(value: Any) -> Iterator[Any]:
-    """Yield the functions in an attribute of a module: the value itself or container entries."""
-    if isinstance(value, FUNCTIONS):
+    """Yield the code in an attribute of a module: the value itself or container entries.
+
+    Of wrappers of the planner, which each run of a model has anew, it is the code that they wrap.
+    """
+    while isinstance(value, FunctionType) and _of_planner(value.__globals__.get("__name__")):
+        value = getattr(value, "__wrapped__", None)
+    if isinstance(value, MethodType):
+        kind, function = type(value.__self__), value.__func__
+        if getattr(kind, getattr(function, "__name__", ""), None) is function:
+            function = kind  # the same for all objects of a class
+        if not _of_library(getattr(function, "__module__", None)):
+            yield function
+    elif isinstance(value, FUNCTIONS):
         yield value
     elif isinstance(value, (*CONTAINERS, tuple)):
         parts = dict.values(value) if isinstance(value, dict) else value
@@ -97,9 +109,10 @@ class Slot(NamedTuple):
 
     def get(self) -> Any:
         """Return the current value, or ABSENT."""
-        if isinstance(self.owner, CellType):
-            return getattr(self.owner, "cell_contents", ABSENT)
-        return _names_of(self.owner).get(self.name, ABSENT)
+        owner = self.owner
+        if isinstance(owner, CellType):
+            return getattr(owner, "cell_contents", ABSENT)
+        return (vars(owner) if isinstance(owner, type) else owner).get(self.name, ABSENT)
 
     def set(self, value: Any) -> None:
         """Set the value; ABSENT deletes it."""
@@ -168,10 +181,8 @@ def _is_without_sizes(value: Any) -> bool:
 
 
 def _uncached(value: Any) -> Any:
-    """Return `value`, with a cached function or method replaced by an `Uncached` one."""
-    if not isinstance(function := _function_of(value), LruCache):
-        return value
-    new = Uncached(function)
+    """Return `value`, a cached function or method, as an `Uncached` one."""
+    new = Uncached(_function_of(value))
     if isinstance(value, (staticmethod, classmethod)):
         return type(value)(new)
     return value.getter(new) if isinstance(value, property) else new
@@ -264,7 +275,8 @@ class _Reached:
             self._keep(Slot(namespace, name))
         for cell in function.__closure__ or ():
             self._keep(Slot(cell))
-        self.held += [function.__defaults__, function.__kwdefaults__, vars(function)]
+        held = function.__defaults__, function.__kwdefaults__, vars(function)
+        self.held += [values for values in held if values is not None]
 
     def _visit_names(self, owner: Any) -> None:
         for name in _names_of(owner):
@@ -274,7 +286,15 @@ class _Reached:
                 self._owners[name].append(owner)
 
 
-_reached: Callable[[frozenset[Any]], _Reached] = functools.lru_cache(maxsize=2)(_Reached)
+@functools.lru_cache(maxsize=2)
+def _reached(code: frozenset[Any], modules: int) -> _Reached:
+    """Return what code reaches. With more Python `modules` imported it may reach more."""
+    return _Reached(code)
+
+
+def look_anew() -> None:
+    """Forget what code was found to reach: users may have changed it since the last plan."""
+    _reached.cache_clear()
 
 
 STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
@@ -298,9 +318,11 @@ def _may_hold(value: Any) -> bool:
     Containers of the planner, which wraps modules while it runs them, do not count.
     """
     module = type(value).__module__
-    if module.startswith("shardwright."):
-        return False
-    return isinstance(value, CONTAINERS) or not _of_library(module)
+    return not _of_library(module) or (isinstance(value, CONTAINERS) and not _of_planner(module))
+
+
+def _of_planner(module: str | None) -> bool:
+    return (module or "").startswith("shardwright.")
 
 
 def _of_library(module: str | None) -> bool:
