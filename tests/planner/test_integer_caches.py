@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.sizes.provenance import SourcedInt
+from shardwright.planner.trace.state import code_state
 from tests.marks import long
 from tests.planner.einops_models import SIDE, Attention, CaiT, CrossViT, ViT
 from tests.planner.equal import assert_equal, features, planned
@@ -346,3 +347,43 @@ class OfClass(nn.Module):
 def test_dicts_of_the_standard_library_are_put_back() -> None:
     planned(OfClass(), features(DIM), 2)
     assert (len(OfClass.ordered), len(OfClass.default)) == (0, 0)
+
+
+@functools.lru_cache
+def scale(width: int) -> float:
+    return 1 / width
+
+
+SCALES: dict[int, float] = {}
+
+
+def other_scale(width: int) -> float:
+    SCALES.setdefault(width, factor(width))
+    return SCALES[width]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x)) * scale(x.shape[-1])
+
+
+def test_code_is_looked_at_once_for_each_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all runs of the model, and once for those of ranks; the next plan sees new code."""
+    looked: list[Any] = []
+    look = code_state._Reached.__init__
+    monkeypatch.setattr(
+        code_state._Reached,
+        "__init__",
+        lambda self, code: (looked.append(code), look(self, code))[1],
+    )
+    planned(Scaled(), features(DIM), 2)
+    del looked[:]  # torch may have imported more meanwhile
+    planned(Scaled(), features(DIM), 2)
+    assert len(looked) == 2
+    monkeypatch.setitem(globals(), "scale", other_scale)
+    planned(Scaled(), features(DIM), 2)
+    assert len(looked) == 4 and not SCALES and factor.cache_info().currsize == 0

@@ -180,13 +180,13 @@ class OnMeta(FakeTensorMode):
         return tuple(found)
 
     def _tensor_or_number(self, value: Any) -> Hashable:
+        if type(value) is FakeTensor and self.is_plain(value):
+            return value.shape, value.stride(), value.dtype
+        if isinstance(value, Tensor):
+            raise Elsewhere
         if isinstance(value, (tuple, list)):
             return tuple(map(self._tensor_or_number, value))
-        if not isinstance(value, Tensor):
-            return type(value), value
-        if type(value) is not FakeTensor or not self.is_plain(value):
-            raise Elsewhere
-        return value.shape, value.stride(), value.dtype
+        return type(value), value
 
     def _faked(self, made: Any) -> Any:
         if isinstance(made, (tuple, list)):

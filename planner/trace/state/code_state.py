@@ -92,7 +92,7 @@ def _code_in(value: Any) -> Iterator[Any]:
         kind, function = type(value.__self__), value.__func__
         if getattr(kind, getattr(function, "__name__", ""), None) is function:
             function = kind  # the same for all objects of a class
-        if not _of_library(getattr(function, "__module__", None)):
+        if isinstance(function, (type, *FUNCTIONS)) and not _of_library(function.__module__):
             yield function
     elif isinstance(value, FUNCTIONS):
         yield value
@@ -214,7 +214,7 @@ class _Reached:
         """Name that no code was found to use yet -> classes and namespaces that define it."""
         self._caches: list[Any] = []
         self._todo: list[Any] = list(code)
-        self._use(CALLED_BY_PYTHON)
+        self._use(frozenset(CALLED_BY_PYTHON))
         while self._todo:
             self._visit(self._todo.pop())
 
@@ -225,9 +225,9 @@ class _Reached:
             if id(function) not in kept and function.cache_info().currsize:
                 function.cache_clear()
 
-    def _use(self, names: Iterable[str]) -> None:
+    def _use(self, names: frozenset[str]) -> None:
         """Note that code uses these names, as globals or as attributes of any object."""
-        for name in {*names} - self._names:
+        for name in names - self._names:
             self._names.add(name)
             for owner in self._owners.pop(name, ()):
                 self._keep(Slot(owner, name))
@@ -300,6 +300,7 @@ def look_anew() -> None:
 STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 
+@functools.lru_cache(maxsize=4096)
 def _sets_globals(code: CodeType) -> bool:
     inner = (c for c in code.co_consts if isinstance(c, CodeType))
     return STORE_GLOBAL in code.co_code[::2] or any(map(_sets_globals, inner))

@@ -57,17 +57,18 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
         translator.take("input", tensor, differentiable=True)
     needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
     needed += [tensor for pair in record.resumed for tensor in pair]
-    read = {id(call) for call in alive(record.calls, needed)}
+    origins = _Origins(record.calls)
+    read = {id(call) for call in origins.alive(needed)}
     # Outputs of modules are computed, and priced, even if nothing reads them; they get no gradient.
     # Inputs that nothing reads, such as tensors that a cache holds already, may have any placement.
     crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
     idle = {id(c) for c in crossed if record.taken[c.traced_call] and _enters(c)} - read
     given = [call.result for call in crossed if id(call) not in idle]
-    calls = alive(record.calls, [*needed, *given])
+    calls = origins.alive([*needed, *given])
     for call in calls:
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
-    graph.passed = _passed(record, calls, translator)
+    graph.passed = _passed(record, calls, translator, origins)
     graph.outputs = [translator.name_of(t) for t in record.outputs]
     graph.given, graph.states, graph.taken = record.given, record.states, record.taken
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
@@ -154,12 +155,11 @@ def _enters(call: Call) -> bool:
 
 
 def _passed(
-    record: Record, calls: Sequence[Call], translator: _Translator
+    record: Record, calls: Sequence[Call], translator: _Translator, origins: _Origins
 ) -> list[tuple[int, Passing]]:
     """Return `Graph.passed`; for a tensor outside of the graph, what it was computed from."""
     at = {id(call): i for i, call in enumerate(record.calls)}
     crossed = [at[id(call)] for call in calls if call.op is boundaries.BOUNDARY]
-    makers = {id(t): call for call in record.calls for t in tensors_in(call.result)}
 
     def known(tensor: torch.Tensor) -> Iterator[str]:
         found, made = set[int](), [tensor]
@@ -170,8 +170,8 @@ def _passed(
             found.add(id(each))
             if id(each) in translator.names:
                 yield translator.names[id(each)]
-            elif (maker := makers.get(id(each))) is not None:
-                made += tensors_in((maker.args, dict(maker.kwargs)))
+            elif (maker := origins.maker.get(id(each))) is not None:
+                made += _given(record.calls[maker])
 
     out = []
     for tensor, tag, behind in record.passed:
@@ -196,19 +196,28 @@ def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
     return out - {""}
 
 
-def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
-    """Return the calls that `results` depend on, in order."""
-    maker: dict[int, int] = {}
-    needs: list[set[int]] = []
-    for i, call in enumerate(calls):
-        taken = tensors_in((call.args, dict(call.kwargs)))
-        needs.append({maker[id(t)] for t in taken if id(t) in maker})
-        maker.update({id(t): i for t in tensors_in(call.result)})
-    found = {maker[id(t)] for t in results if id(t) in maker}
-    for i in reversed(range(len(calls))):
-        if i in found:
-            found |= needs[i]
-    return [call for i, call in enumerate(calls) if i in found]
+class _Origins:
+    """Which of `calls` made each tensor, by id, and which calls made what each call is given."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+        self.maker: dict[int, int] = {}
+        self.needs: list[set[int]] = []
+        for i, call in enumerate(calls):
+            self.needs.append({self.maker[id(t)] for t in _given(call) if id(t) in self.maker})
+            self.maker.update({id(t): i for t in tensors_in(call.result)})
+
+    def alive(self, results: Iterable[torch.Tensor]) -> list[Call]:
+        """Return the calls that `results` depend on, in order."""
+        found = {self.maker[id(t)] for t in results if id(t) in self.maker}
+        for i in reversed(range(len(self.calls))):
+            if i in found:
+                found |= self.needs[i]
+        return [call for i, call in enumerate(self.calls) if i in found]
+
+
+def _given(call: Call) -> Iterator[torch.Tensor]:
+    return tensors_in((call.args, dict(call.kwargs)))
 
 
 def trained(graph: Graph) -> list[Use]:
@@ -316,7 +325,7 @@ class _Translator:
 
     def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
         """Add the results of a call to the graph and return their names."""
-        sources = [self.name_of(t) for t in tensors_in((call.args, dict(call.kwargs)))]
+        sources = [self.name_of(t) for t in _given(call)]
         differentiable &= any(self.graph.tensors[n].differentiable for n in sources) or (
             id(call.result) in self.carried  # passes of a loop add differentiable values to it
         )
