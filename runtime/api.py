@@ -35,6 +35,7 @@ from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
 from shardwright.runtime.modules.layers import apply_module
 from shardwright.runtime.modules.parameters import LocalTensors, distribute
+from shardwright.runtime.quantized.config import drop_quantization, read_quantization
 from shardwright.runtime.ranks.agreement import agree, tried
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
@@ -197,6 +198,12 @@ def _open_checkpoint(
     checkpoint = Checkpoint.open(name, hub) if weights else None
     stored = None if checkpoint is None else checkpoint.dtype
     config = read_config(name, trust_remote_code, hub)
+    quantization = read_quantization(config)
+    if quantization is not None:
+        drop_quantization(config)
+        stored = as_dtype(getattr(config, "dtype", None)) or stored
+        if checkpoint is not None:
+            checkpoint = checkpoint.dequantized(quantization, stored or torch.bfloat16)
     chosen = dtype or stored or getattr(config, "dtype", None)
     with building(config, trust_remote_code, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)

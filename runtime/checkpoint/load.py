@@ -52,7 +52,6 @@ def load_weights(
     Raises:
         CheckpointError: the checkpoint does not belong to this model.
     """
-    _refuse_quantized(model, checkpoint)
     names = model_names(model)
     conversions = conversions or Conversions(model)
     match = match_names(
@@ -131,14 +130,6 @@ def _placement(placements: Mapping[str, Placement], group: tuple[str, ...]) -> P
             f"{' and as '.join(repr(text) for text in placed)}: make the plan again for this model"
         )
     return next(iter(placed.values()), None)
-
-
-def _refuse_quantized(model: nn.Module, checkpoint: Checkpoint) -> None:
-    if getattr(getattr(model, "config", None), "quantization_config", None):
-        raise CheckpointError(
-            f"{checkpoint.directory} is quantized (its config has a quantization_config), which "
-            "Shardwright cannot split yet: use the checkpoint that it was made from"
-        )
 
 
 def _refuse_uncomputed(title: str, checkpoint: Checkpoint, names: list[str]) -> None:

@@ -25,6 +25,7 @@ from shardwright.runtime.checkpoint.expressions import (
 from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.quantized.layout import computed, wanted
 
 
 class Reader:
@@ -42,6 +43,8 @@ class Reader:
         self.read = 0
         self._copy = copy
         self._tensors = checkpoint.tensors
+        self._stored = checkpoint.stored
+        self._quantized = checkpoint.quantized
         self._files = checkpoint.files
 
     def __enter__(self) -> Reader:
@@ -77,13 +80,14 @@ class Reader:
         """Return a rank's part of `source` as a view of the mapped file; None if not possible.
 
         Args:
-            source: where the tensor comes from; None is returned for an expression.
+            source: where the tensor comes from; None is returned for an expression, and for a
+                weight that is quantized.
             ranges: per dimension, the ascending ranges of indices that the rank holds.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
-        if source.made is not None:
+        if source.made is not None or source.key in self._quantized:
             return None
         entry = self._tensors[source.key]
         size = entry.dtype.itemsize
@@ -98,11 +102,19 @@ class Reader:
         return flat.view([sum(b - a for a, b in dim) for dim in ranges])
 
     def _part(self, key: str, index: Index) -> Tensor:
-        """Return the stored tensor `key` at `index`, as a view of the file if it is one slice."""
-        entry = self._tensors[key]
+        """Return the tensor `key` at `index`: stored, or computed from what is stored of it."""
+        weight = self._quantized.get(key)
+        if weight is None:
+            return self._slice(key, self._stored[key].shape, index)
+        parts = wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+        return computed(weight, index, parts)
+
+    def _slice(self, key: str, shape: Sequence[int], index: Index) -> Tensor:
+        """Return a stored tensor at `index`, as a view of the file if it is one slice."""
+        entry = self._stored[key]
         with _reading(entry.file):
             flat = self._files[entry.file].read(entry.offset, entry.nbytes, entry.dtype)
-        out = flat.view(entry.shape)
+        out = flat.view(*shape)
         apart = [d for d, i in enumerate(index) if not counts(i - i[0])]
         for d, i in enumerate(index):
             if d not in apart:

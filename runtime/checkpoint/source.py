@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +17,10 @@ from shardwright.planner.contract.files import read_json
 from shardwright.runtime.checkpoint.header import Entry, read_header
 from shardwright.runtime.checkpoint.mapped import StoredFile
 from shardwright.runtime.checkpoint.names import few
+from shardwright.runtime.checkpoint.quantized import as_dense
 from shardwright.runtime.model.hub import USUAL, Hub
+from shardwright.runtime.quantized.config import Quantization
+from shardwright.runtime.quantized.layout import QuantizedWeight
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -41,11 +44,18 @@ class Checkpoint:
 
     The files stay open for as long as this object exists. Tensors are read from the files whose
     headers were read, even if another checkpoint is saved in their place meanwhile.
+
+    Attributes:
+        tensors: what can be read; of a quantized checkpoint that is shown as dense, the weights.
+        stored: what the files hold.
+        quantized: the weights that are computed from what is stored.
     """
 
     directory: Path
     tensors: dict[str, Entry]
     files: dict[Path, StoredFile]
+    stored: dict[str, Entry]
+    quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | Path, hub: Hub = USUAL) -> Checkpoint:
@@ -70,10 +80,24 @@ class Checkpoint:
             )
         paths, named = _files(directory)
         files = {path: _opened(path) for path in paths}
-        checkpoint = cls(directory, _merge(files.values(), named), files)
+        tensors = _merge(files.values(), named)
+        checkpoint = cls(directory, tensors, files, tensors)
         if len(files) > 1 and not all(file.is_in_place() for file in files.values()):
             raise CheckpointError(f"{directory} was saved anew while it was opened: load it again")
         return checkpoint
+
+    def dequantized(self, quantization: Quantization, dtype: torch.dtype) -> Checkpoint:
+        """Return the same checkpoint with dense weights of `dtype`, computed where they are read.
+
+        Raises:
+            CheckpointError: the tensors are not stored as `quantization` says.
+        """
+        tensors, weights = as_dense(self.stored, quantization, dtype, self._bytes)
+        return replace(self, tensors=tensors, quantized=weights)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        file = self.files[entry.file]
+        return file.bytes_at(file.data + entry.offset, entry.nbytes)
 
     def check_unchanged(self) -> None:
         """Check that nobody wrote into the files since they were opened.
@@ -91,7 +115,7 @@ class Checkpoint:
     def dtype(self) -> torch.dtype | None:
         """Return the floating dtype of most bytes, ignoring 8-bit floats; None if none."""
         sizes: Counter[torch.dtype] = Counter()
-        for entry in self.tensors.values():
+        for entry in self.stored.values():
             if entry.dtype.is_floating_point and entry.dtype.itemsize > 1:
                 sizes[entry.dtype] += entry.nbytes
         return sizes.most_common(1)[0][0] if sizes else None
@@ -104,7 +128,7 @@ class Checkpoint:
         tensor may have the same digest.
         """
         found = sha256()
-        for name, entry in sorted(self.tensors.items()):
+        for name, entry in sorted(self.stored.items()):
             found.update(f"{name} {entry.dtype} {entry.shape} {entry.nbytes}\n".encode())
             file = self.files[entry.file]
             for start, count in _samples(entry.nbytes):
@@ -114,7 +138,7 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(entry.nbytes for entry in self.tensors.values())
+        return sum(entry.nbytes for entry in self.stored.values())
 
 
 def _samples(size: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ VOLATILE = {
     "architectures",
     "distributed_config",
     "dtype",
+    "quantization_config",
     "torch_dtype",
     "transformers_version",
     "use_cache",

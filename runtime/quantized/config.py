@@ -1,0 +1,207 @@
+"""Reads a config's `quantization_config`: formats, their parameters, and what is not quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.errors import CheckpointError
+from shardwright.runtime.quantized.formats import FORMATS, Format, formats
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How some of the modules are quantized.
+
+    Attributes:
+        formats: what their weights may be stored as; the first one unless tensors say otherwise.
+        parameters: for the formats.
+        targets: names of modules, of classes, or "re:" and a pattern of names.
+    """
+
+    formats: tuple[Format, ...]
+    parameters: Fields = field(default_factory=dict)
+    targets: tuple[str, ...] = ("Linear",)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a config says of its checkpoint's weights.
+
+    Attributes:
+        left_out: modules that are not quantized, written as targets are; or the start, the end, or
+            a pattern of their names.
+    """
+
+    method: str
+    schemes: tuple[Scheme, ...]
+    left_out: tuple[str, ...] = ()
+
+    def scheme(self, name: str, kind: str) -> Scheme | None:
+        """Return the scheme of the module `name` of class `kind`; None if it is not quantized."""
+        if any(_matches(target, name, kind) or _is_part(target, name) for target in self.left_out):
+            return None
+        for scheme in self.schemes:
+            if any(_matches(target, name, kind) for target in scheme.targets):
+                return scheme
+        return None
+
+
+def read_quantization(config: Any) -> Quantization | None:
+    """Read `config.quantization_config`, of the config or of its text part; None if there is none.
+
+    Raises:
+        CheckpointError: the method is not known, or a parameter is not valid.
+    """
+    fields = _fields(config)
+    if fields is None:
+        return None
+    method = str(fields.get("quant_method", "") or _implied(fields))
+    known = formats(method)
+    if not known:
+        names = ", ".join(sorted({form.method for form in FORMATS}))
+        raise CheckpointError(
+            f"the checkpoint is quantized by '{method:.40}', which is not known here ({names}): use "
+            "the checkpoint that it was made from, or a package that adds the format (an entry "
+            "point in the group shardwright.quantization)"
+        )
+    schemes = READERS.get(method, _plain)(fields, known)
+    for scheme in schemes:
+        for key, value in scheme.parameters.items():
+            if value is not None and (type(value) is not int or value < (key != "shift")):
+                raise CheckpointError(
+                    f"the quantization_config gives {key} as {value!r:.40}, which is not a number "
+                    "above 0: fetch config.json again"
+                )
+    return Quantization(method, tuple(schemes), tuple(_left_out(fields)))
+
+
+def drop_quantization(config: Any) -> None:
+    """Remove what a config says of quantization: its model is going to be dense."""
+    for part in (config, getattr(config, "text_config", None)):
+        vars(part).pop("quantization_config", None) if part is not None else None
+
+
+def _fields(config: Any) -> Fields | None:
+    for part in (config, getattr(config, "text_config", None)):
+        found = getattr(part, "quantization_config", None)
+        found = found.to_dict() if hasattr(found, "to_dict") else found
+        if found and isinstance(found, Mapping):
+            return found
+    return None
+
+
+def _implied(fields: Fields) -> str:
+    return "bitsandbytes" if fields.get("load_in_4bit") or fields.get("load_in_8bit") else ""
+
+
+LEFT_OUT = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "ignored_layers")
+"""Keys of lists of modules that are not quantized."""
+
+
+def _left_out(fields: Fields) -> Iterable[str]:
+    listed = [name for key in LEFT_OUT for name in fields.get(key) or ()]
+    return map(str, listed or () if fields.get("lm_head") else [*listed, "lm_head"])
+
+
+def _plain(fields: Fields, known: list[Format]) -> list[Scheme]:
+    """The parameters are the config's numbers, under its own names."""
+    numbers = {k: v for k, v in fields.items() if type(v) is int}
+    return [Scheme(tuple(known), numbers)]
+
+
+def _blocks(fields: Fields, known: list[Format]) -> list[Scheme]:
+    block = fields.get("weight_block_size")
+    if block is None:
+        return [Scheme(tuple(known))]
+    if not isinstance(block, list | tuple) or len(block) != 2:
+        raise CheckpointError(
+            f"the quantization_config gives weight_block_size as {block!r:.40}, which is not a pair "
+            "of numbers: fetch config.json again"
+        )
+    return [Scheme(tuple(known), {"rows": block[0], "cols": block[1]})]
+
+
+def _grouped(fields: Fields, known: list[Format]) -> list[Scheme]:
+    size = fields.get("group_size", 128)
+    parameters = {"bits": fields.get("bits", 4), "cols": None if size == -1 else size}
+    layout = str(fields.get("checkpoint_format") or fields.get("version") or "gptq").lower()
+    if layout not in SHIFTS:
+        raise CheckpointError(
+            f"the checkpoint is packed as '{layout:.40}', which is not known here "
+            f"({', '.join(SHIFTS)}): use the checkpoint that it was made from"
+        )
+    return [Scheme(tuple(known), parameters | {"shift": SHIFTS[layout]})]
+
+
+SHIFTS = {"gptq": 1, "gptq_v2": 0, "gemm": 0}
+"""Layout of packed groups -> by how much zero points are stored too small."""
+
+
+def _as_saved(fields: Fields, known: list[Format]) -> list[Scheme]:
+    width = "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
+    return [Scheme(tuple(sorted(known, key=lambda form: not form.name.endswith(width))))]
+
+
+STRATEGIES: Mapping[str, Callable[[Fields], Fields]] = {
+    "tensor": lambda weights: {"rows": None, "cols": None},
+    "channel": lambda weights: {"rows": 1, "cols": None},
+    "group": lambda weights: {"rows": 1, "cols": weights.get("group_size")},
+    "tensor_group": lambda weights: {"rows": 1, "cols": weights.get("group_size")},
+    "block": lambda weights: dict(
+        zip(("rows", "cols"), weights.get("block_structure") or (), strict=True)
+    ),
+}
+"""What one scale stands for: strategy -> rows and columns; None stands for all."""
+
+PACKED = {"pack-quantized": "compressed-tensors, packed", "nvfp4-pack-quantized": "NVFP4"}
+"""What `format` says -> the name of the format, if it is not the unpacked one."""
+
+
+def _by_groups(fields: Fields, known: list[Format]) -> list[Scheme]:
+    out = []
+    for group in (fields.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        strategy = str(weights.get("strategy") or ("group" if weights.get("group_size") else "tensor"))
+        if strategy not in STRATEGIES:
+            raise CheckpointError(
+                f"the quantization_config has the strategy '{strategy:.40}', which is not known "
+                f"here ({', '.join(STRATEGIES)}): use the checkpoint that it was made from"
+            )
+        name = PACKED.get(str(group.get("format") or fields.get("format")), "compressed-tensors")
+        first = sorted(known, key=lambda form: form.name != name)
+        parameters = {"bits": weights.get("num_bits", 8), **STRATEGIES[strategy](weights)}
+        out.append(Scheme(tuple(first), parameters, tuple(map(str, group.get("targets") or ()))))
+    return out
+
+
+READERS: Mapping[str, Callable[[Fields, list[Format]], list[Scheme]]] = {
+    "fp8": _blocks,
+    "gptq": _grouped,
+    "awq": _grouped,
+    "bitsandbytes": _as_saved,
+    "compressed-tensors": _by_groups,
+    "fbgemm_fp8": lambda fields, known: [Scheme(tuple(known))],
+    "mxfp4": lambda fields, known: [Scheme(tuple(known))],
+    "torchao": lambda fields, known: [Scheme(tuple(known))],
+}
+"""`quant_method` -> how its config is read."""
+
+
+def _matches(target: str, name: str, kind: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), name) is not None
+    return target in (name, kind)
+
+
+def _is_part(target: str, name: str) -> bool:
+    """Return whether `name` starts with the modules of `target`, or ends with it."""
+    try:
+        starts = re.match(rf"(?:{target})(?:(?<=\.)|(?=\.|$))", name) is not None
+    except re.error:
+        starts = False
+    return starts or name.endswith(target)

@@ -1,0 +1,276 @@
+"""The table of quantized formats: which tensors are stored of a weight, with which shapes.
+
+A format lists its tensors, one a line: what it is, its key in the checkpoint, and its dims. `{}` in
+a key is the weight's own name, such as `weight`; what stands before the key is the weight's module.
+Dims before those listed, such as experts, are the weight's own. A dim is written as
+
+    out, in      the weight's rows (`out`) or columns (`in`)
+    in/cols      one element for `cols` columns; `cols` is a number or a parameter
+    in:bits      several elements of `bits` bits in one stored number, the first in the lowest bits
+    in:bits@awq  the same, in the order ORDERS["awq"]
+    in:bits+     the same, stored as two dims
+    in>where     the element that the tensor `where` names for each column
+    flat/64      rows and columns as one dim, row by row
+    *            read in full
+
+A `?` behind the first word marks a tensor that may be missing. A parameter that is None stands for
+the length of the dim. Parameters that neither config nor `state` gives are found from the shapes.
+
+Packages add formats by an entry point in the group `shardwright.quantization`, which leads to a
+sequence of `Format`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from typing import Any
+
+from torch import Tensor
+
+from shardwright.runtime.quantized import values
+
+GROUP = "shardwright.quantization"
+"""The group of entry points by which packages add formats."""
+
+STATE = "state"
+"""The tensor of a format that holds parameters, not numbers."""
+
+Parameters = Mapping[str, Any]
+
+ORDERS: Mapping[str, Sequence[int]] = {
+    "low": range(32),
+    "high": [1, 0],
+    "awq": [0, 4, 1, 5, 2, 6, 3, 7],
+}
+"""Order -> for each element that is packed in one number, its place from the lowest bits."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dim of a stored tensor; the fields are what the module's docstring says of it."""
+
+    axis: str
+    per: str | None = None
+    bits: str | None = None
+    order: str = "low"
+    through: str | None = None
+    stored_as_two: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> Dim:
+        """Read a dim as the table writes it."""
+        two, text = text.endswith("+"), text.removesuffix("+")
+        axis, _, through = text.partition(">")
+        axis, _, per = axis.partition("/")
+        axis, _, bits = axis.partition(":")
+        bits, _, order = bits.partition("@")
+        return cls(axis, per or None, bits or None, order or "low", through or None, two)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stored tensor of a weight."""
+
+    role: str
+    key: str
+    dims: tuple[Dim, ...]
+    optional: bool
+
+    @classmethod
+    def read(cls, line: str) -> Part:
+        """Read a line of the table."""
+        role, key, *dims = line.split()
+        return cls(role.rstrip("?"), key, tuple(map(Dim.read, dims)), role.endswith("?"))
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a weight is stored.
+
+    Attributes:
+        name: what messages call it.
+        method: the config's `quant_method`.
+        text: its tensors, one a line; the first holds the weight's elements.
+        value: computes the weight from its tensors, each spread to the weight's shape.
+        dtypes: what the elements may be stored as, in safetensors' names.
+        axes: the weight's own two last dims.
+        unused: tensors beside it that hold nothing of the weight.
+        state: reads parameters from the bytes of the tensor STATE.
+        parameters: what is the same in all checkpoints.
+    """
+
+    name: str
+    method: str
+    text: str
+    value: Callable[[Mapping[str, Tensor], Parameters], Tensor]
+    dtypes: str
+    axes: tuple[str, str] = ("out", "in")
+    unused: str = ""
+    state: Callable[[bytes], dict[str, Any]] | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Return the stored tensors; the first holds the weight's elements."""
+        return tuple(Part.read(line) for line in self.text.strip().splitlines())
+
+
+SCALED = """
+    codes  {}              out in
+    scale  {}_scale_inv    out/rows in/cols
+"""
+FLAT = """
+    codes       {}                           flat:4@high
+    absmax      {}.absmax                    flat/block
+    levels      {}.quant_map                 *
+    outer?      {}.nested_absmax             flat/outer
+    ladder?     {}.nested_quant_map          *
+"""
+F8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+ACTIVATIONS = "input_scale input_zero_point input_global_scale activation_scale"
+
+FORMATS: tuple[Format, ...] = (
+    Format("FP8", "fp8", SCALED, values.scaled_exactly, F8, unused=ACTIVATIONS),
+    Format(
+        "FP4 in blocks",
+        "fp8",
+        """
+            codes  {}              out in:4
+            scale  {}_scale_inv    out/1 in/32
+        """,
+        values.float4,
+        "int8",
+    ),
+    Format(
+        "FP8 by rows",
+        "fbgemm_fp8",
+        """
+            codes  {}              out in
+            scale  {}_scale        out/1 in/cols
+        """,
+        values.scaled,
+        F8,
+        unused=ACTIVATIONS,
+        parameters={"cols": None},
+    ),
+    Format(
+        "MXFP4",
+        "mxfp4",
+        """
+            codes  {}_blocks       out in:4+
+            scale  {}_scales       out in/32
+        """,
+        values.float4,
+        "uint8",
+        axes=("in", "out"),
+    ),
+    Format(
+        "compressed-tensors",
+        "compressed-tensors",
+        """
+            codes  {}              out in
+            scale  {}_scale        out/rows in/cols
+            zero?  {}_zero_point   out/rows in/cols
+        """,
+        values.scaled,
+        f"{F8} int8",
+        unused=ACTIVATIONS,
+    ),
+    Format(
+        "compressed-tensors, packed",
+        "compressed-tensors",
+        """
+            codes  {}_packed       out in:bits
+            scale  {}_scale        out/rows in>groups
+            zero?  {}_zero_point   out:bits in>groups
+            groups? {}_g_idx       in
+            state  {}_shape        *
+        """,
+        values.packed,
+        "int32",
+        unused=ACTIVATIONS,
+        state=values.shape_of,
+    ),
+    Format(
+        "NVFP4",
+        "compressed-tensors",
+        """
+            codes  {}_packed       out in:4
+            scale  {}_scale        out in/16
+            whole  {}_global_scale *
+        """,
+        values.nvfloat4,
+        "uint8",
+        unused=ACTIVATIONS,
+    ),
+    Format(
+        "GPTQ",
+        "gptq",
+        """
+            codes  q{}             in:bits out
+            zero   qzeros          in>groups out:bits
+            scale  scales          in>groups out
+            groups? g_idx          in
+        """,
+        values.shifted,
+        "int32",
+    ),
+    Format(
+        "AWQ",
+        "awq",
+        """
+            codes  q{}             in out:bits@awq
+            zero   qzeros          in>groups out:bits@awq
+            scale  scales          in>groups out
+        """,
+        values.packed,
+        "int32",
+    ),
+    Format(
+        "bitsandbytes nf4",
+        "bitsandbytes",
+        FLAT + "state  {}.quant_state.bitsandbytes__nf4 *",
+        values.levels,
+        "uint8",
+        state=values.flat_state,
+    ),
+    Format(
+        "bitsandbytes fp4",
+        "bitsandbytes",
+        FLAT + "state  {}.quant_state.bitsandbytes__fp4 *",
+        values.levels,
+        "uint8",
+        state=values.flat_state,
+    ),
+    Format(
+        "bitsandbytes int8",
+        "bitsandbytes",
+        """
+            codes  {}              out in
+            scale  SCB             out
+        """,
+        values.int8,
+        "int8",
+        unused="weight_format",
+    ),
+    Format(
+        "torchao",
+        "torchao",
+        """
+            codes  _{}_qdata       out in
+            scale  _{}_scale       out/rows in/cols
+            zero?  _{}_zero_point  out/rows in/cols
+        """,
+        values.scaled,
+        f"{F8} int8",
+    ),
+)
+
+
+def formats(method: str) -> list[Format]:
+    """Return the formats of a `quant_method`, those of other packages first."""
+    added = [form for point in metadata.entry_points(group=GROUP) for form in point.load()]
+    return [form for form in (*added, *FORMATS) if form.method == method]

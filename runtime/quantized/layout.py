@@ -1,0 +1,286 @@
+"""Finds what a part of a weight needs of each stored tensor, and computes the part from it.
+
+A part of a weight is given by the wanted indices of each of its dims, as in
+`runtime/checkpoint/expressions.py`. A block, group or packed number that is partly wanted is read in
+full. So a weight can be cut anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardwright.runtime.quantized.formats import ORDERS, STATE, Dim, Format, Part
+
+Index = tuple[Tensor, ...]
+"""Wanted indices for each dim."""
+Shape = tuple[int, ...]
+FLAT, FULL = "flat", "*"
+
+
+class Mismatch(Exception):
+    """The tensors are not those of this format and these parameters."""
+
+
+@dataclass(frozen=True)
+class Along:
+    """A dim of a stored tensor, with numbers: the element for index i of `axis` is i // per."""
+
+    axis: str
+    size: int
+    per: int = 1
+    bits: int = 0
+    order: Sequence[int] = ()
+    through: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """One stored tensor of a weight: its key, its shape with one dim for each of `dims`."""
+
+    key: str
+    shape: Shape
+    dims: tuple[Along, ...]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight, and what is stored of it.
+
+    Attributes:
+        shape: the weight's own shape.
+        axes: the name of each of its dims.
+        parts: role -> stored tensor.
+    """
+
+    key: str
+    format: Format
+    parameters: Mapping[str, Any]
+    shape: Shape
+    axes: tuple[str, ...]
+    parts: Mapping[str, StoredPart]
+
+    def keys(self) -> list[str]:
+        """Return the keys of its stored tensors."""
+        return [part.key for part in self.parts.values()]
+
+
+Stored = Mapping[str, tuple[str, Shape, int]]
+"""Role -> (key, shape, bits of an element)."""
+
+
+def resolve(
+    key: str, form: Format, given: Mapping[str, Any], stored: Stored, state: Callable[[], bytes]
+) -> QuantizedWeight:
+    """Match stored tensors with a format.
+
+    Args:
+        key: the weight's key.
+        form: the format.
+        given: parameters from the config.
+        stored: the tensors.
+        state: reads the tensor that holds parameters.
+
+    Raises:
+        Mismatch: a shape is not what the format says.
+    """
+    found: dict[str, Any] = {**form.parameters, **given}
+    if form.state is not None:
+        found |= form.state(state())
+    codes = form.parts[0]
+    _, shape, width = stored[codes.role]
+    names = [dim.axis for dim in codes.dims]
+    lead: Shape = ()
+    if FLAT not in names:
+        lead, sizes = _split(codes, shape)
+        for dim, size in zip(codes.dims, sizes, strict=True):
+            found.setdefault(dim.axis, size * (width // _number(dim.bits, found) if dim.bits else 1))
+    parts: dict[str, StoredPart] = {}
+    for part in form.parts:
+        if part.role in stored and part.role != STATE:
+            parts[part.role] = _resolve_part(part, stored[part.role], lead, found, stored)
+    axes = (*map(str, range(len(lead))), *form.axes)
+    whole = (*lead, *(found[axis] for axis in form.axes))
+    return QuantizedWeight(key, form, found, whole, axes, parts)
+
+
+def _resolve_part(
+    part: Part,
+    stored: tuple[str, Shape, int],
+    lead: Shape,
+    found: dict[str, Any],
+    others: Stored,
+) -> StoredPart:
+    """Compare one stored tensor with its line in the table; missing parameters go to `found`."""
+    key, shape, width = stored
+    if any(dim.axis == FULL for dim in part.dims):
+        return StoredPart(key, shape, tuple(Along(FULL, n) for n in shape))
+    ahead, sizes = _split(part, shape)
+    if prod(shape) == 1:  # one scale for all, which may be stored with fewer dims
+        ahead, sizes = (1,) * len(lead), (1,) * len(part.dims)
+    along = [Along(str(i), n) for i, n in enumerate(lead)]
+    for dim, size in zip(part.dims, sizes, strict=True):
+        along.append(_along(dim, size, width, found, others))
+    expected = tuple(dim.size for dim in along)
+    if (*ahead, *sizes) != expected:
+        raise Mismatch(
+            f"{key} has shape {list(shape)}, but a weight of {found['out']} x {found['in']}"
+            f"{_said(part, found)} has {list(expected)}"
+        )
+    if part.dims[0].axis == FLAT and found["in"] % along[0].per == 0:
+        rows, per = found["out"], along[0].per
+        last = Along("in", found["in"] // per, per, along[0].bits, along[0].order)
+        return StoredPart(key, (rows, last.size), (Along("out", rows), last))
+    return StoredPart(key, expected, tuple(along))
+
+
+def _along(dim: Dim, size: int, width: int, found: dict[str, Any], others: Stored) -> Along:
+    length = found["out"] * found["in"] if dim.axis == FLAT else found[dim.axis]
+    if dim.bits:
+        bits = _number(dim.bits, found)
+        if not bits or width % bits:
+            raise Mismatch(f"numbers of {bits} bits that are packed in {width} are not supported")
+        per = width // bits
+        return Along(dim.axis, -(-length // per), per, bits, ORDERS[dim.order])
+    if dim.through:
+        if dim.through in others:
+            return Along(dim.axis, size, 1, through=dim.through)
+        dim = Dim(dim.axis, "cols")
+    if dim.per is None:
+        return Along(dim.axis, length)
+    if not dim.per.isdigit() and dim.per not in found:
+        found[dim.per] = _evenly(length, size, dim)
+    per = _number(dim.per, found) or max(length, 1)
+    return Along(dim.axis, -(-length // per), per)
+
+
+def _evenly(length: int, size: int, dim: Dim) -> int:
+    if not size or length % size:
+        raise Mismatch(f"{size} scales do not divide {length} ({dim.axis})")
+    return length // size
+
+
+def _number(text: str, found: Mapping[str, Any]) -> int:
+    """Return the number that the table names; 0 stands for the full length of the dim."""
+    return int(text) if text.isdigit() else int(found.get(text) or 0)
+
+
+def _split(part: Part, shape: Shape) -> tuple[Shape, Shape]:
+    """Return the dims before those listed, and those listed; two may be stored for the last one."""
+    if part.dims[-1].stored_as_two and len(shape) > 1:
+        shape = (*shape[:-2], shape[-2] * shape[-1])
+    if part.dims[0].axis == FLAT:
+        shape = (prod(shape),)
+    ahead = len(shape) - len(part.dims)
+    if ahead < 0:
+        shape, ahead = (*shape, *[1] * -ahead), 0
+    return shape[:ahead], shape[ahead:]
+
+
+def _said(part: Part, found: Mapping[str, Any]) -> str:
+    rates = [str(found.get(d.per, d.per) or "all") for d in part.dims if d.per]
+    return f" in blocks of {' x '.join(rates)}" if rates else ""
+
+
+class Place(NamedTuple):
+    """Where wanted indices are in a stored dim: what to read, and how to spread what was read."""
+
+    read: Tensor
+    spread: Tensor | None
+    within: Tensor | None
+    """For packed numbers: the place of each wanted element, from the lowest bits."""
+
+
+def wanted(
+    weight: QuantizedWeight, index: Index, read: Callable[[StoredPart, Index], Tensor]
+) -> Parts:
+    """Read what the part of a weight at `index` needs: each element of a stored tensor once.
+
+    Args:
+        weight: the weight.
+        index: the wanted indices of each of its dims.
+        read: returns the elements of a stored tensor at the indices of its dims.
+    """
+    out: dict[str, Tensor] = {}
+    for role in sorted(weight.parts, key=lambda role: _depends(weight, role)):
+        places = _places(weight, role, index, out)
+        out[role] = read(weight.parts[role], tuple(place.read for place in places))
+    return out
+
+
+Parts = dict[str, Tensor]
+
+
+def computed(weight: QuantizedWeight, index: Index, parts: Parts) -> Tensor:
+    """Return the part of a weight at `index`, from what `wanted` read for it."""
+    spread = {role: _spread(weight, role, index, parts) for role in weight.parts}
+    return weight.format.value(spread, weight.parameters)
+
+
+def _depends(weight: QuantizedWeight, role: str) -> bool:
+    return any(dim.through for dim in weight.parts[role].dims)
+
+
+def _places(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> list[Place]:
+    at = dict(zip(weight.axes, index, strict=True))
+    out = []
+    for dim in weight.parts[role].dims:
+        if dim.axis == FULL:
+            out.append(Place(torch.arange(dim.size), None, None))
+            continue
+        if dim.axis == FLAT:
+            rows, columns = at["out"], at["in"]
+            where = rows[:, None] * weight.parameters["in"] + columns
+        else:
+            where = at[dim.axis]
+        if dim.through is not None:
+            where = parts[dim.through].to(where.device, torch.int64)
+        out.append(_place(dim, where))
+    return out
+
+
+def _place(dim: Along, where: Tensor) -> Place:
+    if dim.per == 1 and dim.through is None:
+        return Place(where, None, None)
+    within = None
+    if dim.bits:
+        within = torch.tensor([*dim.order][: dim.per], device=where.device)[where % dim.per]
+    read, spread = torch.unique(where // dim.per, return_inverse=True)
+    return Place(read, spread, within)
+
+
+def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> Tensor:
+    """Return a stored tensor with one element for each of the weight's, or a length of 1."""
+    tensor, dims = parts[role], weight.parts[role].dims
+    if any(dim.axis == FULL for dim in dims):
+        return tensor
+    places = _places(weight, role, index, parts)
+    if dims[0].axis == FLAT:
+        (place,) = places
+        assert place.spread is not None
+        tensor = tensor[place.spread]
+        if place.within is not None:
+            tensor = _unpacked(tensor, dims[0].bits, place.within)
+        return tensor
+    for d, place in enumerate(places):
+        if place.spread is not None and len(place.read) > 1:
+            tensor = tensor.index_select(d, place.spread)
+        if place.within is not None:
+            shape = [-1 if i == d else 1 for i in range(tensor.dim())]
+            if len(place.read) == 1:
+                tensor = tensor.expand(*(len(place.within) if i == d else -1 for i in range(len(shape))))
+            tensor = _unpacked(tensor, dims[d].bits, place.within.view(shape))
+    names = [dim.axis for dim in dims]
+    missing = [axis for axis in weight.axes if axis not in names]
+    tensor = tensor.reshape(*tensor.shape, *[1] * len(missing))
+    names += missing
+    return tensor.permute([names.index(axis) for axis in weight.axes])
+
+
+def _unpacked(tensor: Tensor, bits: int, within: Tensor) -> Tensor:
+    return (tensor.to(torch.int32) >> (within * bits).to(torch.int32)) & ((1 << bits) - 1)
