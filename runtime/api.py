@@ -64,6 +64,7 @@ def load(
     progress: bool = False,
     trust_remote_code: bool = False,
     weights: bool = True,
+    dequantize: bool = False,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
@@ -94,6 +95,8 @@ def load(
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
         weights: Whether to read weights. Without, all that is needed is a config, and parameters
             get small random numbers, the same on each rank where they are whole: to measure with.
+        dequantize: Whether weights of a quantized checkpoint are computed once, when they are read.
+            By default they are held as they are stored, frozen, and computed at each use.
         revision: Branch, tag or commit of a hub id, as transformers has it.
         cache_dir: Folder that downloads are kept in.
         local_files_only: Whether to fetch nothing.
@@ -128,6 +131,7 @@ def load(
     agree("loading", failure, alike, groups_of(plan.mesh, ranks))
     assert out is not None
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
+    options["keep"] = not dequantize
     split_and_read(out, plan, ranks, checkpoint, where, **options)
     if local:
         take_own_rows(out, ranks)
@@ -144,6 +148,7 @@ def split_and_read(
     dtype: torch.dtype | None = None,
     allow_surplus: bool = False,
     progress: bool = False,
+    keep: bool = False,
 ) -> None:
     """Split a model whose parameters are on meta, in place, and read this rank's part of them.
 
@@ -156,6 +161,7 @@ def split_and_read(
         dtype: As `load` takes it.
         allow_surplus: As `load` takes it.
         progress: As `load` takes it.
+        keep: Hold quantized weights as they are stored.
 
     Raises:
         CheckpointError: on all ranks, where weights do not fit on one of them.
@@ -177,6 +183,7 @@ def split_and_read(
                 allow_surplus=allow_surplus,
                 progress=progress,
                 conversions=conversions,
+                keep=keep,
             )
         )
         agree("loading", failure, groups=groups)

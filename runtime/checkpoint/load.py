@@ -17,6 +17,7 @@ from shardwright.runtime.checkpoint.conversion import Conversions, held
 from shardwright.runtime.checkpoint.names import match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.quantized.kept import KeptWeight
 
 
 def load_weights(
@@ -30,6 +31,7 @@ def load_weights(
     allow_surplus: bool = False,
     progress: bool = False,
     conversions: Conversions | None = None,
+    keep: bool = False,
 ) -> Report:
     """Give every parameter and buffer of `model` its value on this rank, on `device`.
 
@@ -48,6 +50,7 @@ def load_weights(
         allow_surplus: skip checkpoint tensors that the model has no place for.
         progress: show a bar on stderr if it is a terminal.
         conversions: made before layers were replaced; required if any layer was replaced.
+        keep: hold quantized weights as they are stored; they are then frozen.
 
     Raises:
         CheckpointError: the checkpoint does not belong to this model.
@@ -69,7 +72,7 @@ def load_weights(
     placed = {name: _placement(placements, group_of[name]) for name in match.sources}
     wanted = {n: Wanted(s, tensors[n], placed[n]) for n, s in match.sources.items()}
     filled, report = read_shards(
-        checkpoint, wanted, coords, device=device, dtype=dtype, progress=progress
+        checkpoint, wanted, coords, device=device, dtype=dtype, progress=progress, keep=keep
     )
     for name, twins in match.twins.items():
         for twin in twins:
@@ -108,7 +111,8 @@ def put(modules: Mapping[str, nn.Module], names: Iterable[str], tensor: torch.Te
         old = module._parameters[leaf]
         assert old is not None
         if made is None:
-            made = nn.Parameter(tensor.detach(), requires_grad=old.requires_grad)
+            trained = old.requires_grad and not isinstance(tensor, KeptWeight)
+            made = nn.Parameter(tensor.detach(), requires_grad=trained)
             vars(made).update(vars(old))
         module._parameters[leaf] = made
 

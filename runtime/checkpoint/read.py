@@ -25,6 +25,7 @@ from shardwright.runtime.checkpoint.memory import Room, Staging
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, boxes, inside
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.quantized.kept import KeptWeight
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes between which a cast keeps the meaning; 8-bit floats would need their scales."""
@@ -60,6 +61,7 @@ def read_shards(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     progress: bool = False,
+    keep: bool = False,
 ) -> tuple[dict[str, torch.Tensor], Report]:
     """Fill each wanted tensor with the part that the rank at `coords` holds.
 
@@ -75,6 +77,7 @@ def read_shards(
             parameter that is already real must then have the checkpoint's dtype. Real buffers
             keep the dtype that the model's code gave them, as in transformers.
         progress: show a bar on stderr if it is a terminal.
+        keep: hold parameters on meta whose weights are quantized as they are stored.
 
     Returns:
         The filled tensors by model name, with new tensors for those on meta, and a report that
@@ -96,6 +99,12 @@ def read_shards(
                     ranges = _ranges(name, item, entry, coords)
                     _check_shape(name, item, entry, ranges)
                     to, target = _dtype(name, item, entry, dtype), item.tensor
+                    if keep and target.is_meta:
+                        kept = reader.kept(item.source, ranges, to)
+                        if kept is not None:
+                            out[name] = kept.to(room.device)
+                            advance(entry.nbytes)
+                            continue
                     mapped = None
                     if target.is_meta and on_cpu and to == entry.dtype:
                         mapped = reader.mapped(item.source, ranges)
@@ -106,7 +115,12 @@ def read_shards(
                     advance(entry.nbytes)
     staging.wait()
     room.trim()
-    return out, Report(len(out), reader.read, sum(tensor.nbytes for tensor in out.values()))
+    return out, Report(len(out), reader.read, sum(map(held_bytes, out.values())))
+
+
+def held_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor takes."""
+    return tensor.held_bytes if isinstance(tensor, KeptWeight) else tensor.nbytes
 
 
 def matches(

@@ -21,11 +21,13 @@ from shardwright.runtime.checkpoint.expressions import (
     counts,
     part,
     place,
+    stored,
 )
 from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
-from shardwright.runtime.quantized.layout import computed, wanted
+from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece
+from shardwright.runtime.quantized.layout import QuantizedWeight, computed, wanted
 
 
 class Reader:
@@ -101,13 +103,39 @@ class Reader:
         self.read += flat.nbytes
         return flat.view([sum(b - a for a, b in dim) for dim in ranges])
 
+    def kept(
+        self, source: Source, ranges: Sequence[Sequence[Range]], dtype: torch.dtype
+    ) -> KeptWeight | None:
+        """Return a rank's part of `source` as it is stored; None if nothing of it is quantized.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        made = self._expression(source)
+        if not any(key in self._quantized for key in stored(made)):
+            return None
+        index = tuple(torch.cat([torch.arange(a, b) for a, b in dim]) for dim in ranges)
+        pieces: list[Piece] = []
+
+        def read(key: str, at: Index) -> Tensor:
+            weight = self._quantized.get(key)
+            parts = {"": self._part(key, at)} if weight is None else self._parts(weight, at)
+            pieces.append(Piece.of(weight, at, parts))
+            return torch.empty([len(i) for i in at], device="meta")
+
+        part(made, index, read)
+        held = Held(lambda read: part(made, index, read), pieces)
+        return KeptWeight(held, [len(i) for i in index], dtype)
+
+    def _parts(self, weight: QuantizedWeight, index: Index) -> dict[str, Tensor]:
+        return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+
     def _part(self, key: str, index: Index) -> Tensor:
         """Return the tensor `key` at `index`: stored, or computed from what is stored of it."""
         weight = self._quantized.get(key)
         if weight is None:
             return self._slice(key, self._stored[key].shape, index)
-        parts = wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
-        return computed(weight, index, parts)
+        return computed(weight, index, self._parts(weight, index))
 
     def _slice(self, key: str, shape: Sequence[int], index: Index) -> Tensor:
         """Return a stored tensor at `index`, as a view of the file if it is one slice."""

@@ -14,6 +14,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from shardwright.errors import UsageError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.quantized.kept import KeptWeight
 from shardwright.runtime.tensors import layouts
 from shardwright.runtime.tensors.layouts import axes_of, placements_of
 from shardwright.runtime.tensors.split_tensor import SplitTensor
@@ -42,7 +43,7 @@ def split_parameters(
     for name, tensor in tensors.items():
         placement = known.get(id(tensor))
         placements = replicated if placement is None else torch_s[placement]
-        if device_mesh is None or type(tensor.data) is not Tensor:
+        if device_mesh is None or type(tensor.data) not in (Tensor, KeptWeight):
             return f"'{name}', a {type(tensor).__name__},"
         shape = tensor.shape if placement is None else torch.Size(cast(Any, placement.shape))
         key = placements, shape, tensor.shape, tensor.stride(), tensor.dtype

@@ -1,0 +1,157 @@
+"""`KeptWeight`: a parameter that is held as it is stored and computed anew by each op that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight, computed
+
+aten: Any = torch.ops.aten
+
+Runs = tuple[tuple[range, ...], ...]
+"""For each dim, the wanted indices as runs of consecutive ones."""
+
+
+@dataclass(eq=False)
+class Held:
+    """What a rank holds of one parameter.
+
+    Attributes:
+        make: computes the local tensor; `read` returns each piece of it, in a fixed order.
+        pieces: the stored parts of each piece, or the piece itself if it is not quantized.
+    """
+
+    make: Callable[[Callable[[str, Index], Tensor]], Tensor]
+    pieces: list[Piece] = field(default_factory=list)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that are held."""
+        for piece in self.pieces:
+            yield from piece.parts.values()
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Compute the local tensor."""
+        pieces = iter(self.pieces)
+        return self.make(lambda key, index: next(pieces).dense()).to(dtype)
+
+    def moved(self, device: torch.device) -> Held:
+        """Return the same on another device."""
+        return Held(self.make, [piece.moved(device) for piece in self.pieces])
+
+
+@dataclass(eq=False)
+class Piece:
+    """A part of one stored weight."""
+
+    weight: QuantizedWeight | None
+    runs: Runs
+    parts: Parts
+
+    @classmethod
+    def of(cls, weight: QuantizedWeight | None, index: Index, parts: Parts) -> Piece:
+        """Hold `parts` of the weight's elements at `index`."""
+        return cls(weight, tuple(map(_runs, index)), parts)
+
+    def dense(self) -> Tensor:
+        """Compute the elements."""
+        if self.weight is None:
+            return self.parts[""]
+        device = next(iter(self.parts.values())).device
+        index = tuple(_index(runs, device) for runs in self.runs)
+        return computed(self.weight, index, self.parts)
+
+    def moved(self, device: torch.device) -> Piece:
+        """Return the same on another device."""
+        parts = {role: tensor.to(device) for role, tensor in self.parts.items()}
+        return Piece(self.weight, self.runs, parts)
+
+
+def _runs(index: Tensor) -> tuple[range, ...]:
+    if not len(index):
+        return ()
+    breaks = torch.where(index.diff() != 1)[0] + 1
+    return tuple(
+        range(int(run[0]), int(run[-1]) + 1) for run in index.tensor_split(breaks) if len(run)
+    )
+
+
+def _index(runs: Sequence[range], device: torch.device) -> Tensor:
+    pieces = [torch.arange(run.start, run.stop, device=device) for run in runs]
+    return torch.cat(pieces) if pieces else torch.arange(0, device=device)
+
+
+class KeptWeight(Tensor):
+    """A frozen tensor that is held as it is stored. Transposing it computes nothing.
+
+    Autograd therefore keeps what is stored, not the computed tensor, for the backward pass.
+    """
+
+    held: Held
+    dims: tuple[int, ...]
+
+    @staticmethod
+    def __new__(
+        cls,
+        held: Held,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        dims: Sequence[int] | None = None,
+    ) -> KeptWeight:
+        """Make the tensor of `shape` whose dim i is dim `dims[i]` of the one that is computed."""
+        device = next(held.tensors()).device
+        out = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=dtype, device=device, requires_grad=False
+        )
+        out.held, out.dims = held, tuple(dims if dims is not None else range(len(shape)))
+        return out
+
+    def dense(self) -> Tensor:
+        """Compute the tensor."""
+        return self.held.dense(self.dtype).permute(self.dims)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that are held."""
+        return sum(tensor.nbytes for tensor in self.held.tensors())
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op on computed tensors; a view that only orders dims stays as it is stored."""
+        kwargs, first = kwargs or {}, args[0] if args else None
+        if isinstance(first, KeptWeight) and (dims := _ordered(op, first, args)) is not None:
+            shape = [first.shape[d] for d in dims]
+            return cls(first.held, shape, first.dtype, [first.dims[d] for d in dims])
+        if op is aten._to_copy.default and isinstance(first, KeptWeight):
+            to = kwargs.get("device") or first.device
+            dtype = kwargs.get("dtype") or first.dtype
+            return cls(first.held.moved(torch.device(to)), first.shape, dtype, first.dims)
+
+        def shown(value: Any) -> Any:
+            return value.dense() if isinstance(value, KeptWeight) else value
+
+        return op(*torch.utils._pytree.tree_map(shown, args), **{k: shown(v) for k, v in kwargs.items()})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Describe it without computing it."""
+        return f"KeptWeight({list(self.shape)}, {self.dtype}, {self.held_bytes} bytes)"
+
+
+def _ordered(op: Any, tensor: Tensor, args: Any) -> list[int] | None:
+    """Return the order of dims that `op` gives `tensor`; None if it does something else."""
+    dims = list(range(tensor.dim()))
+    if op in (aten.detach.default, aten.alias.default):
+        return dims
+    if op is aten.t.default:
+        return dims[::-1]
+    if op is aten.transpose.int:
+        a, b = args[1] % len(dims), args[2] % len(dims)
+        dims[a], dims[b] = dims[b], dims[a]
+        return dims
+    if op is aten.permute.default:
+        return [d % len(dims) for d in args[1]]
+    return None
