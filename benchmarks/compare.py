@@ -164,7 +164,9 @@ def compare(
         if expected.gradients is not None:
             weighing_loss(output).backward()
     grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
-    wrong = differences(full_tensors(local, grads), expected.gradients or {})
+    frozen = {n for n, p in local.named_parameters() if not p.requires_grad}
+    wanted = {n: g for n, g in (expected.gradients or {}).items() if n not in frozen}
+    wrong = differences(full_tensors(local, grads), wanted)
     worst = max(wrong, key=lambda n: badness(wrong[n]), default="")
     want, step = expected.decode, None
     if want is not None:

@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.quantize import HOW
 from benchmarks.zoo_case import compared, passed
 from benchmarks.zoo_ranks import sweep
 from benchmarks.zoo_report import report
@@ -55,6 +56,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 @click.option("--sample", is_flag=True, help="Those of the first milestone, and one of each sort.")
 @click.option("--dtype", default="float64", type=click.Choice(list(DTYPES)), help="Of the models.")
 @click.option("--saved", is_flag=True, help="Split models read what whole ones have saved.")
+@click.option("--quantized", type=click.Choice([*HOW]), help="The same, of quantized weights.")
 @click.option("--groups", default=1, help="Models compared at once, each by as many processes.")
 @click.option("--limit", default=600.0, help="Seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
@@ -66,6 +68,7 @@ def main(
     sample: bool,
     dtype: str,
     saved: bool,
+    quantized: str | None,
     groups: int,
     limit: float,
     path: Path | None,
@@ -80,7 +83,7 @@ def main(
     if unknown := set(names) - {n for _, n in jobs}:
         raise click.UsageError(f"no such architectures: {', '.join(sorted(unknown))}")
     rows = []
-    done = sweep(jobs, tp, partial(compared, DTYPES[dtype], saved), groups, limit)
+    done = sweep(jobs, tp, partial(compared, DTYPES[dtype], quantized or saved), groups, limit)
     console = Console(stderr=True)
     for row in track(
         done, "comparing", len(jobs), console=console, disable=not console.is_terminal

@@ -6,6 +6,7 @@ import copy
 import shutil
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import shardwright
 from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
+from benchmarks.quantize import DENSE, quantize
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
@@ -25,6 +27,8 @@ from tests import planning, zoo
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4
 """Tolerances for models that compute in float64 throughout, for those that cast to float32 inside,
 and for models in float32."""
+COUNTS = (3, 5, 7, 11)
+"""How many blocks the longest dim of a quantized model's weights may have."""
 FIGURES = {"logits": "LOGITS", "padded": "PADDED", "gradients": "GRADS", "decode": "DECODE"}
 """Differences in a row -> their name in a table."""
 
@@ -71,20 +75,22 @@ def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
 
 
 def compared(
-    dtype: torch.dtype, saved: bool, kind: str, name: str, rank: int, tp: int, mesh: Mesh
+    dtype: torch.dtype, saved: bool | str, kind: str, name: str, rank: int, tp: int, mesh: Mesh
 ) -> dict[str, Any]:
     """Compare one model on all ranks; every rank returns the same row.
 
     The split model has the unsharded one's weights. With `saved`, the unsharded model is saved
-    instead, and loaded in full by transformers and in parts by us. If no plan can be made, the row
+    instead, and loaded in full by transformers and in parts by us. "fp8" and "int4" quantize what was
+    saved; then there are no gradients of weights. If no plan can be made, the row
     has the error. Later errors are raised.
     """
     begun = time.perf_counter()
     whole = case(kind, name, dtype)
-    directory = _save(whole.model, rank) if saved else ""
+    directory = _save(whole.model, rank, saved) if saved else ""
+    quantized = isinstance(saved, str)
     if saved:
         try:
-            whole = _read_again(whole, directory)
+            whole = _read_again(whole, f"{directory}/{DENSE}" if quantized else directory)
         except RuntimeError:  # some parameters have a fixed dtype
             if dtype == torch.float32:
                 raise
@@ -126,11 +132,14 @@ def passed(row: dict[str, Any]) -> bool:
     return all(row[key] is None or row[key] <= row["tolerance"] for key in FIGURES)
 
 
-def _save(model: Any, rank: int) -> str:
+def _save(model: Any, rank: int, saved: bool | str) -> str:
     """Return the folder in which rank 0 has saved the model with `save_pretrained`."""
     box = [tempfile.mkdtemp() if rank == 0 else ""]
     if rank == 0:
         model.save_pretrained(box[0], max_shard_size="100KB")
+        if isinstance(saved, str):
+            at = zlib.crc32(type(model).__name__.encode())
+            quantize(box[0], saved, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
     dist.broadcast_object_list(box)
     return box[0]
 
@@ -148,9 +157,10 @@ def _read_again(case: Case, directory: str) -> Case:
 
 def _load(model: Any, plan: Plan, directory: str, rank: int) -> Any:
     """Load the split model from the directory, and then delete that."""
-    loaded = shardwright.load(directory, plan, device="cpu")
+    batched = "batched_mm" in model.get_experts_implementation().values()
+    how = {"experts_implementation": "batched_mm"} if batched else {}
+    loaded = shardwright.load(directory, plan, device="cpu", **how)
     _delete(directory, rank)
-    _use_experts_of(model, loaded)
     return loaded
 
 
