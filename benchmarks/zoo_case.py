@@ -80,9 +80,9 @@ def compared(
     """Compare one model on all ranks; every rank returns the same row.
 
     The split model has the unsharded one's weights. With `saved`, the unsharded model is saved
-    instead, and loaded in full by transformers and in parts by us. "fp8" and "int4" quantize what was
-    saved; then there are no gradients of weights. If no plan can be made, the row
-    has the error. Later errors are raised.
+    instead, and loaded in full by transformers and in parts by us. "fp8" and "int4" quantize
+    what was saved; then there are no gradients of weights. If no plan can be made, the row has the
+    error. Later errors are raised.
     """
     begun = time.perf_counter()
     whole = case(kind, name, dtype)
@@ -158,7 +158,7 @@ def _read_again(case: Case, directory: str) -> Case:
 def _load(model: Any, plan: Plan, directory: str, rank: int) -> Any:
     """Load the split model from the directory, and then delete that."""
     batched = "batched_mm" in model.get_experts_implementation().values()
-    how = {"experts_implementation": "batched_mm"} if batched else {}
+    how: dict[str, Any] = {"experts_implementation": "batched_mm"} if batched else {}
     loaded = shardwright.load(directory, plan, device="cpu", **how)
     _delete(directory, rank)
     return loaded

@@ -13,7 +13,14 @@ import torch
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
-from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName, Phase, Workload
+from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.plan_figures import (
+    DataParallel,
+    ObjectiveName,
+    Phase,
+    Quantized,
+    Workload,
+)
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
@@ -59,6 +66,7 @@ def plan(
     dp: DataParallel = "ddp",
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
+    dequantize: bool = False,
     trust_remote_code: bool = False,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
@@ -115,6 +123,8 @@ def plan(
         dump: Folder in which to write, as text, what the planner saw and decided.
         write_model: File for the CP-SAT model, in CP-SAT's text format. It has an integer for each
             axis of a tensor (the sub-axes it is split over) and for what is Partial over each.
+        dequantize: Whether weights of a quantized checkpoint are to be held dense, in `dtype`. By
+            default they are held as they are stored, frozen, and computed at each use.
         trust_remote_code: Whether to run code that comes with the model; by default it is refused.
         revision: Branch, tag or commit of a hub id, as in transformers.
         cache_dir: Folder for downloads.
@@ -134,8 +144,9 @@ def plan(
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes, dp=dp, trust_remote_code=trust_remote_code,
-        revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
+        optimizer_bytes=optimizer_bytes, dp=dp, dequantize=dequantize,
+        trust_remote_code=trust_remote_code, revision=revision, cache_dir=cache_dir,
+        local_files_only=local_files_only, token=token,
     )  # fmt: skip
     with dumping(dump, task, write_model) as tell:
         return run(task, SolverOptions(solver, time_limit, memory, objective), tell)
@@ -155,7 +166,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
-        "dp": load.dp,
+        "dp": load.dp, "dequantize": load.quantized is None,
     }  # fmt: skip
 
 
@@ -178,6 +189,7 @@ def prepare(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     dp: DataParallel = "ddp",
+    dequantize: bool = False,
     trust_remote_code: bool = False,
     **hub: Any,
 ) -> Task:
@@ -214,7 +226,7 @@ def prepare(
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long
     stage("read")
-    source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub))
+    source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub), dequantize)
     for name, parameter in source.module.named_parameters():
         if max(parameter.shape, default=0) > LARGEST or parameter.numel() >= 2**60:
             raise ModelError(
@@ -233,6 +245,7 @@ def prepare(
         sequence_parallel=bool(sequence_parallel),
         optimizer_bytes=optimizer_bytes,
         dp=dp,
+        quantized=_quantized(source),
     )
     pinned = as_pins(wanted)
     several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks and tokens to split
@@ -241,6 +254,15 @@ def prepare(
     along = workload.model_copy(update={"sequence_parallel": True})
     again = partial(_traced, source, along, dims, pinned)
     return _traced(source, workload, dims, pinned, along=again)
+
+
+def _quantized(source: Source) -> Quantized | None:
+    """Return what a plan says of weights that are held as they are stored."""
+    if source.quantization is None:
+        return None
+    bits = {name: float(bits) for name, bits in source.quantized.items()}
+    names = (name for name, _ in source.module.named_parameters(remove_duplicate=False))
+    return Quantized(method=source.quantization.method, bits=fold(bits, names))
 
 
 def _traced(

@@ -64,7 +64,7 @@ def load(
     progress: bool = False,
     trust_remote_code: bool = False,
     weights: bool = True,
-    dequantize: bool = False,
+    dequantize: bool | None = None,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
@@ -96,7 +96,8 @@ def load(
         weights: Whether to read weights. Without, all that is needed is a config, and parameters
             get small random numbers, the same on each rank where they are whole: to measure with.
         dequantize: Whether weights of a quantized checkpoint are computed once, when they are read.
-            By default they are held as they are stored, frozen, and computed at each use.
+            Otherwise they are held as they are stored, frozen, and computed at each use. None does
+            what the plan was priced for.
         revision: Branch, tag or commit of a hub id, as transformers has it.
         cache_dir: Folder that downloads are kept in.
         local_files_only: Whether to fetch nothing.
@@ -131,7 +132,8 @@ def load(
     agree("loading", failure, alike, groups_of(plan.mesh, ranks))
     assert out is not None
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
-    options["keep"] = not dequantize
+    kept = plan.workload.quantized is not None
+    options["keep"] = kept if dequantize is None else not dequantize
     split_and_read(out, plan, ranks, checkpoint, where, **options)
     if local:
         take_own_rows(out, ranks)

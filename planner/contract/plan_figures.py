@@ -39,10 +39,19 @@ class SparsePart(Part):
         }
 
 
+class Quantized(Part):
+    """Weights that are held as a quantized checkpoint stores them."""
+
+    method: str = Field(description="`quant_method` of the checkpoint's config")
+    bits: dict[str, float] = Field(
+        description="parameter, * for a layer number -> bits of an element, with its scales"
+    )
+
+
 class Workload(SparsePart):
     """What the plan was priced for."""
 
-    optional = frozenset({"dp"})
+    optional = frozenset({"dp", "quantized"})
 
     batch: Asked
     seq: Asked
@@ -66,6 +75,11 @@ class Workload(SparsePart):
         default="ddp",
         description="what copies do: average gradients, or shard parameters, gradients and "
         "optimizer state as torch's fully_shard does; left out for 'ddp'",
+    )
+    quantized: Quantized | None = Field(
+        default=None,
+        description="weights that are held as a quantized checkpoint stores them; left out if "
+        "all are dense",
     )
 
 

@@ -81,8 +81,8 @@ class Holdings:
 
     def training(self, name: str, state: State) -> tuple[int, int]:
         """Return the bytes of a parameter's gradient and of its optimizer state."""
-        if not (self.trains and self.stored[name]):
-            return 0, 0
+        if not (self.trains and self.stored[name]) or self.graph.tensors[name].bits is not None:
+            return 0, 0  # quantized parameters are frozen
         size = self.sizes.at_rest(name, state)
         elements = size // self.graph.tensors[name].dtype.itemsize
         return size, elements * self.workload.optimizer_bytes

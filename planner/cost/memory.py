@@ -18,6 +18,7 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import storages
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
+from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.state import State
 
 Assignment = Mapping[str, State]
@@ -74,6 +75,12 @@ def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
         n = size.get(root) or costs.sizes.bytes(root, assignment[root], run)
         change[first] += n
         change[last + 1] -= n
+    for at, op in enumerate(costs.graph.ops):  # numbers of a quantized weight, while it is used
+        for i, name in enumerate(op.inputs):
+            if costs.graph.tensors[name].bits is not None and not is_view(op.call):
+                size_of_numbers = costs.sizes.bytes_at(op, i, assignment[name], run)
+                change[at] += size_of_numbers
+                change[at + 1] -= size_of_numbers
     return max(accumulate(change, initial=0))
 
 

@@ -42,7 +42,7 @@ class OpCosts:
     def traffic(self, op: Op, strategy: Strategy, run: Pass) -> int:
         """Return the bytes that `op` reads and writes."""
         rule = self.sizes.axes.rules.get(op.name)
-        found = [self.sizes.bytes_at(op, i, s, run) for i, s in enumerate(strategy.states)]
+        found = [self.sizes.traffic_at(op, i, s, run) for i, s in enumerate(strategy.states)]
         traffic, made = sum(found), sum(found[len(op.inputs) :])
         if rule is not None and rule.lookup:  # a lookup reads only the rows that it returns
             traffic = min(traffic, 2 * made)

@@ -124,7 +124,8 @@ class TensorSizes:
 
         FSDP shards a parameter along its first dim.
         """
-        size, dims = self.bytes(name, state), self.axes.dims[name]
+        tensor, dims = self.graph.tensors[name], self.axes.dims[name]
+        size = tensor.stored_bytes(self.bytes(name, state) // tensor.dtype.itemsize)
         if name not in self.shared_out or not dims:
             return size
         rows = self.length(dims[0], cut_of(state.shards, 0), self.passes[0], False)
@@ -138,6 +139,16 @@ class TensorSizes:
         return prod(
             self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
         )
+
+    def traffic_at(self, op: Op, i: int, state: State, run: Pass) -> int:
+        """Return the bytes that `op` moves for operand or result number `i` in a pass.
+
+        A quantized weight is read as it is stored, and its numbers are written and read.
+        """
+        size = self.bytes_at(op, i, state, run)
+        if i >= len(op.inputs) or (tensor := self.graph.tensors[op.inputs[i]]).bits is None:
+            return size
+        return 2 * size + tensor.stored_bytes(size // tensor.dtype.itemsize)
 
     def bytes_at(self, op: Op, i: int, state: State, run: Pass) -> int:
         """Return the bytes of operand or result number `i` of `op` in a pass."""

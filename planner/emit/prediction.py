@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import TP, Coords
@@ -41,19 +42,16 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
     """Return the bytes of parameters and buffers on the rank at `coords`; None for unsharded."""
     total = 0
     for stored in dict.fromkeys(u.stored for u in layouts.graph.uses):
-        n = layouts.graph.tensors[stored].dtype.itemsize
+        n = 1
         for dim in layouts.traced(stored):
             n *= layout.dim_size(dim, coords) or 0
-        total += n * layouts.graph.times(stored)
+        total += layouts.graph.tensors[stored].stored_bytes(n) * layouts.graph.times(stored)
     return total
 
 
 def whole_bytes(graph: Graph, name: str) -> int:
     """Return the bytes of a full tensor."""
-    n = graph.tensors[name].dtype.itemsize
-    for s in graph.tensors[name].shape:
-        n *= s
-    return n
+    return graph.tensors[name].stored_bytes(prod(graph.tensors[name].shape))
 
 
 def count(bill: Bill) -> list[CollectiveCount]:

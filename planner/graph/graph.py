@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,14 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     differentiable: bool
+    bits: Fraction | None = None
+    """Of a quantized parameter: the bits of an element as it is stored, with its scales."""
+
+    def stored_bytes(self, elements: int) -> int:
+        """Return the bytes of that many elements of a stored tensor."""
+        if self.bits is None:
+            return elements * self.dtype.itemsize
+        return -(-elements * self.bits.numerator // (8 * self.bits.denominator))
 
 
 class Op(NamedTuple):

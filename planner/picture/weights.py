@@ -32,7 +32,7 @@ class Weight:
         layer: The layer style of its module.
         entry: Its placement; None if replicated.
         item: The step of the block that reads it.
-        itemsize: Bytes of an element.
+        itemsize: Bytes of an element; of a quantized parameter, with its scales.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Weight:
     layer: str
     entry: ParameterPlan | None
     item: DrawnItem
-    itemsize: int
+    itemsize: float
 
     @property
     def id(self) -> str:
@@ -62,11 +62,11 @@ class Weight:
     @property
     def unsharded_bytes(self) -> int:
         """Return the unsharded bytes of one such parameter."""
-        return prod(self.shape) * self.itemsize
+        return round(prod(self.shape) * self.itemsize)
 
     def bytes_at(self, at: Coords) -> int:
         """Return the bytes of one such parameter on the rank at `at`."""
-        return prod(n or 0 for n in self.placement.local_shape(at)) * self.itemsize
+        return round(prod(n or 0 for n in self.placement.local_shape(at)) * self.itemsize)
 
 
 class Weights:
@@ -111,7 +111,8 @@ class Weights:
     def _weight(self, one: str, blocks: list[str], item: DrawnItem, count: int) -> Weight:
         owner, _, key = one.rpartition(".")
         module = self.plan.module(owner) or ModulePlan()
-        first = first_of(blocks[0])
+        first, load = first_of(blocks[0]), self.plan.workload
+        bits = lookup(load.quantized.bits, one) if load.quantized else None
         return Weight(
             name=", ".join(blocks) + one.removeprefix(first) if first else one,
             one=one,
@@ -120,7 +121,7 @@ class Weights:
             layer=module.layer,
             entry=module.parameters.get(key),
             item=item,
-            itemsize=ITEMSIZE.get(self.plan.workload.dtype, 2),
+            itemsize=bits / 8 if bits else ITEMSIZE.get(load.dtype, 2),
         )
 
 

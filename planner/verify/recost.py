@@ -203,7 +203,7 @@ def largest(graph: Graph, costs: Costs, assignment: Assignment) -> str:
             continue
         seen.add(use.stored)
         name, state = pattern(use.fqn), assignment[use.stored]
-        size = graph.times(use.stored) * costs.sizes.bytes(use.stored, state)
+        size = graph.times(use.stored) * costs.sizes.at_rest(use.stored, state)
         sizes[name] = sizes.get(name, 0) + size
         if not state.shards:
             whole.add(name)

@@ -1,4 +1,4 @@
-"""Shows a quantized checkpoint as one of dense weights, each of which is computed where it is read."""
+"""Shows a quantized checkpoint as one of dense weights, which are computed where they are read."""
 
 from __future__ import annotations
 

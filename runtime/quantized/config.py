@@ -65,8 +65,8 @@ def read_quantization(config: Any) -> Quantization | None:
     if not known:
         names = ", ".join(sorted({form.method for form in FORMATS}))
         raise CheckpointError(
-            f"the checkpoint is quantized by '{method:.40}', which is not known here ({names}): use "
-            "the checkpoint that it was made from, or a package that adds the format (an entry "
+            f"the checkpoint is quantized by '{method:.40}', which is not known here ({names}): "
+            "use the checkpoint that it was made from, or a package that adds the format (an entry "
             "point in the group shardwright.quantization)"
         )
     schemes = READERS.get(method, _plain)(fields, known)
@@ -88,7 +88,7 @@ def drop_quantization(config: Any) -> None:
 
 def _fields(config: Any) -> Fields | None:
     for part in (config, getattr(config, "text_config", None)):
-        found = getattr(part, "quantization_config", None)
+        found: Any = getattr(part, "quantization_config", None)
         found = found.to_dict() if hasattr(found, "to_dict") else found
         if found and isinstance(found, Mapping):
             return found
@@ -120,8 +120,8 @@ def _blocks(fields: Fields, known: list[Format]) -> list[Scheme]:
         return [Scheme(tuple(known))]
     if not isinstance(block, list | tuple) or len(block) != 2:
         raise CheckpointError(
-            f"the quantization_config gives weight_block_size as {block!r:.40}, which is not a pair "
-            "of numbers: fetch config.json again"
+            f"the quantization_config gives weight_block_size as {block!r:.40}, which is not a "
+            "pair of numbers: fetch config.json again"
         )
     return [Scheme(tuple(known), {"rows": block[0], "cols": block[1]})]
 
@@ -166,7 +166,9 @@ def _by_groups(fields: Fields, known: list[Format]) -> list[Scheme]:
     out = []
     for group in (fields.get("config_groups") or {}).values():
         weights = group.get("weights") or {}
-        strategy = str(weights.get("strategy") or ("group" if weights.get("group_size") else "tensor"))
+        strategy = str(
+            weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
+        )
         if strategy not in STRATEGIES:
             raise CheckpointError(
                 f"the quantization_config has the strategy '{strategy:.40}', which is not known "

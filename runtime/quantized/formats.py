@@ -1,7 +1,8 @@
 """The table of quantized formats: which tensors are stored of a weight, with which shapes.
 
-A format lists its tensors, one a line: what it is, its key in the checkpoint, and its dims. `{}` in
-a key is the weight's own name, such as `weight`; what stands before the key is the weight's module.
+A format lists its tensors, one a line: what it is and the usual bits of its elements, its key in
+the checkpoint, and its dims. `{}` in a key is the weight's own name, such as `weight`; what stands
+before the key is the weight's module.
 Dims before those listed, such as experts, are the weight's own. A dim is written as
 
     out, in      the weight's rows (`out`) or columns (`in`)
@@ -13,7 +14,7 @@ Dims before those listed, such as experts, are the weight's own. A dim is writte
     flat/64      rows and columns as one dim, row by row
     *            read in full
 
-A `?` behind the first word marks a tensor that may be missing. A parameter that is None stands for
+A `?` behind the bits marks a tensor that may be missing. A parameter that is None stands for
 the length of the dim. Parameters that neither config nor `state` gives are found from the shapes.
 
 Packages add formats by an entry point in the group `shardwright.quantization`, which leads to a
@@ -75,6 +76,7 @@ class Part:
     """One stored tensor of a weight."""
 
     role: str
+    width: int
     key: str
     dims: tuple[Dim, ...]
     optional: bool
@@ -82,8 +84,9 @@ class Part:
     @classmethod
     def read(cls, line: str) -> Part:
         """Read a line of the table."""
-        role, key, *dims = line.split()
-        return cls(role.rstrip("?"), key, tuple(map(Dim.read, dims)), role.endswith("?"))
+        what, key, *dims = line.split()
+        role, _, width = what.rstrip("?").partition(":")
+        return cls(role, int(width or 0), key, tuple(map(Dim.read, dims)), what.endswith("?"))
 
 
 @dataclass(frozen=True)
@@ -119,15 +122,15 @@ class Format:
 
 
 SCALED = """
-    codes  {}              out in
-    scale  {}_scale_inv    out/rows in/cols
+    codes:8     {}                   out in
+    scale:32    {}_scale_inv         out/rows in/cols
 """
 FLAT = """
-    codes       {}                           flat:4@high
-    absmax      {}.absmax                    flat/block
-    levels      {}.quant_map                 *
-    outer?      {}.nested_absmax             flat/outer
-    ladder?     {}.nested_quant_map          *
+    codes:8     {}                   flat:4@high
+    absmax:32   {}.absmax            flat/block
+    levels:32   {}.quant_map         *
+    outer:32?   {}.nested_absmax     flat/outer
+    ladder:32?  {}.nested_quant_map  *
 """
 F8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
 ACTIVATIONS = "input_scale input_zero_point input_global_scale activation_scale"
@@ -138,8 +141,8 @@ FORMATS: tuple[Format, ...] = (
         "FP4 in blocks",
         "fp8",
         """
-            codes  {}              out in:4
-            scale  {}_scale_inv    out/1 in/32
+            codes:8     {}                   out in:4
+            scale:32    {}_scale_inv         out/1 in/32
         """,
         values.float4,
         "int8",
@@ -148,8 +151,8 @@ FORMATS: tuple[Format, ...] = (
         "FP8 by rows",
         "fbgemm_fp8",
         """
-            codes  {}              out in
-            scale  {}_scale        out/1 in/cols
+            codes:8     {}                   out in
+            scale:32    {}_scale             out/1 in/cols
         """,
         values.scaled,
         F8,
@@ -160,8 +163,8 @@ FORMATS: tuple[Format, ...] = (
         "MXFP4",
         "mxfp4",
         """
-            codes  {}_blocks       out in:4+
-            scale  {}_scales       out in/32
+            codes:8     {}_blocks            out in:4+
+            scale:8     {}_scales            out in/32
         """,
         values.float4,
         "uint8",
@@ -171,9 +174,9 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         "compressed-tensors",
         """
-            codes  {}              out in
-            scale  {}_scale        out/rows in/cols
-            zero?  {}_zero_point   out/rows in/cols
+            codes:8     {}                   out in
+            scale:32    {}_scale             out/rows in/cols
+            zero:8?     {}_zero_point        out/rows in/cols
         """,
         values.scaled,
         f"{F8} int8",
@@ -183,11 +186,11 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors, packed",
         "compressed-tensors",
         """
-            codes  {}_packed       out in:bits
-            scale  {}_scale        out/rows in>groups
-            zero?  {}_zero_point   out:bits in>groups
-            groups? {}_g_idx       in
-            state  {}_shape        *
+            codes:32    {}_packed            out in:bits
+            scale:16    {}_scale             out/rows in>groups
+            zero:32?    {}_zero_point        out:bits in>groups
+            groups:32?  {}_g_idx             in
+            state       {}_shape             *
         """,
         values.packed,
         "int32",
@@ -198,9 +201,9 @@ FORMATS: tuple[Format, ...] = (
         "NVFP4",
         "compressed-tensors",
         """
-            codes  {}_packed       out in:4
-            scale  {}_scale        out in/16
-            whole  {}_global_scale *
+            codes:8     {}_packed            out in:4
+            scale:8     {}_scale             out in/16
+            whole:32    {}_global_scale      *
         """,
         values.nvfloat4,
         "uint8",
@@ -210,10 +213,10 @@ FORMATS: tuple[Format, ...] = (
         "GPTQ",
         "gptq",
         """
-            codes  q{}             in:bits out
-            zero   qzeros          in>groups out:bits
-            scale  scales          in>groups out
-            groups? g_idx          in
+            codes:32    q{}                  in:bits out
+            zero:32     qzeros               in>groups out:bits
+            scale:16    scales               in>groups out
+            groups:32?  g_idx                in
         """,
         values.shifted,
         "int32",
@@ -222,9 +225,9 @@ FORMATS: tuple[Format, ...] = (
         "AWQ",
         "awq",
         """
-            codes  q{}             in out:bits@awq
-            zero   qzeros          in>groups out:bits@awq
-            scale  scales          in>groups out
+            codes:32    q{}                  in out:bits@awq
+            zero:32     qzeros               in>groups out:bits@awq
+            scale:16    scales               in>groups out
         """,
         values.packed,
         "int32",
@@ -232,7 +235,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "bitsandbytes nf4",
         "bitsandbytes",
-        FLAT + "state  {}.quant_state.bitsandbytes__nf4 *",
+        FLAT + "    state  {}.quant_state.bitsandbytes__nf4  *",
         values.levels,
         "uint8",
         state=values.flat_state,
@@ -240,7 +243,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "bitsandbytes fp4",
         "bitsandbytes",
-        FLAT + "state  {}.quant_state.bitsandbytes__fp4 *",
+        FLAT + "    state  {}.quant_state.bitsandbytes__fp4  *",
         values.levels,
         "uint8",
         state=values.flat_state,
@@ -249,8 +252,8 @@ FORMATS: tuple[Format, ...] = (
         "bitsandbytes int8",
         "bitsandbytes",
         """
-            codes  {}              out in
-            scale  SCB             out
+            codes:8     {}                   out in
+            scale:32    SCB                  out
         """,
         values.int8,
         "int8",
@@ -260,9 +263,9 @@ FORMATS: tuple[Format, ...] = (
         "torchao",
         "torchao",
         """
-            codes  _{}_qdata       out in
-            scale  _{}_scale       out/rows in/cols
-            zero?  _{}_zero_point  out/rows in/cols
+            codes:8     _{}_qdata            out in
+            scale:32    _{}_scale            out/rows in/cols
+            zero:8?     _{}_zero_point       out/rows in/cols
         """,
         values.scaled,
         f"{F8} int8",

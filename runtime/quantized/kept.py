@@ -1,4 +1,4 @@
-"""`KeptWeight`: a parameter that is held as it is stored and computed anew by each op that uses it."""
+"""`KeptWeight`: a parameter that is held as it is stored, and computed by each op that uses it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight, computed
 
@@ -134,7 +135,8 @@ class KeptWeight(Tensor):
         def shown(value: Any) -> Any:
             return value.dense() if isinstance(value, KeptWeight) else value
 
-        return op(*torch.utils._pytree.tree_map(shown, args), **{k: shown(v) for k, v in kwargs.items()})
+        named = {key: shown(value) for key, value in kwargs.items()}
+        return op(*tree_map(shown, args), **named)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it without computing it."""

@@ -1,14 +1,15 @@
 """Finds what a part of a weight needs of each stored tensor, and computes the part from it.
 
 A part of a weight is given by the wanted indices of each of its dims, as in
-`runtime/checkpoint/expressions.py`. A block, group or packed number that is partly wanted is read in
-full. So a weight can be cut anywhere.
+`runtime/checkpoint/expressions.py`. A block, group or packed number that is partly wanted is read
+in full. So a weight can be cut anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
@@ -99,7 +100,9 @@ def resolve(
     if FLAT not in names:
         lead, sizes = _split(codes, shape)
         for dim, size in zip(codes.dims, sizes, strict=True):
-            found.setdefault(dim.axis, size * (width // _number(dim.bits, found) if dim.bits else 1))
+            found.setdefault(
+                dim.axis, size * (width // _number(dim.bits, found) if dim.bits else 1)
+            )
     parts: dict[str, StoredPart] = {}
     for part in form.parts:
         if part.role in stored and part.role != STATE:
@@ -185,6 +188,23 @@ def _split(part: Part, shape: Shape) -> tuple[Shape, Shape]:
 def _said(part: Part, found: Mapping[str, Any]) -> str:
     rates = [str(found.get(d.per, d.per) or "all") for d in part.dims if d.per]
     return f" in blocks of {' x '.join(rates)}" if rates else ""
+
+
+def stored_bits(form: Format, given: Mapping[str, Any], shape: Shape) -> Fraction:
+    """Return the bits that a weight takes for each of its elements, with its scales.
+
+    What the config does not say is taken to be one scale for each row.
+    """
+    found: dict[str, Any] = {"rows": 1, "cols": None, "bits": 4, "block": 64, "outer": 64 * 256}
+    found |= {**form.parameters, **given}
+    found |= dict(zip(form.axes, shape[-2:], strict=True))
+    total = 0
+    for part in form.parts:
+        if part.optional or any(dim.axis == FULL for dim in part.dims):
+            continue
+        along = [_along(dim, 1, part.width, found, {}) for dim in part.dims]
+        total += part.width * prod(dim.size for dim in along)
+    return Fraction(total, max(prod(shape[-2:]), 1))
 
 
 class Place(NamedTuple):
@@ -273,7 +293,9 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
         if place.within is not None:
             shape = [-1 if i == d else 1 for i in range(tensor.dim())]
             if len(place.read) == 1:
-                tensor = tensor.expand(*(len(place.within) if i == d else -1 for i in range(len(shape))))
+                tensor = tensor.expand(
+                    *(len(place.within) if i == d else -1 for i in range(len(shape)))
+                )
             tensor = _unpacked(tensor, dims[d].bits, place.within.view(shape))
     names = [dim.axis for dim in dims]
     missing = [axis for axis in weight.axes if axis not in names]

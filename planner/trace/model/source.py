@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.model.module_copies import duplicate
+from shardwright.planner.trace.model.quantized_parameters import quantized_parameters
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
@@ -30,6 +32,7 @@ from shardwright.runtime.model.build import as_dtype, building
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.identity import config_hash
+from shardwright.runtime.quantized.config import Quantization, read_quantization
 from shardwright.runtime.slots import positions
 
 
@@ -57,6 +60,10 @@ class Source:
     """Whether the plan is for training."""
     by_rows: bool = False
     """Whether attention may get queries sharded along the sequence."""
+    quantization: Quantization | None = None
+    """What the config says of its checkpoint, if weights are to be held as they are stored."""
+    quantized: Mapping[str, Fraction] = field(default_factory=dict)
+    """Parameters that are then quantized -> the bits of an element."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
 
@@ -107,6 +114,7 @@ def read_source(
     dtype: torch.dtype | str | None = None,
     trust_remote_code: bool = False,
     hub: Hub = USUAL,
+    dequantize: bool = False,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -118,8 +126,10 @@ def read_source(
         dtype: Dtype of the parameters, or its name; by default the config's, else float32.
         trust_remote_code: Whether to run code that comes with the model.
         hub: The hub that resolves hub ids.
+        dequantize: Whether weights of a quantized checkpoint are to be held dense.
 
     Raises:
+        CheckpointError: the checkpoint is quantized in a way that is not known.
         ModelError: not a model, unknown to transformers, or inputs are missing.
     """
     if python_references.is_code(model):
@@ -130,6 +140,7 @@ def read_source(
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not made:
         _refuse_compiled(model)
+    quantization = None if dequantize else read_quantization(getattr(model, "config", model))
     if made:
         model = from_config(model, as_dtype(dtype), trust_remote_code, hub)
     module = model if made else copy_on_meta(model)
@@ -144,7 +155,17 @@ def read_source(
     more = () if known else more_runs(module, plain)
     fuller = (run.kwargs for run in more if not run.module)
     calls = _further(module, *on_meta, *fuller)
-    return Source(module, *on_meta, *identity, more, **calls, valued=valued)
+    quantized = quantized_parameters(module, quantization)
+    return Source(
+        module,
+        *on_meta,
+        *identity,
+        more,
+        **calls,
+        valued=valued,
+        quantization=quantization if quantized else None,
+        quantized=quantized,
+    )
 
 
 def _further(

@@ -15,6 +15,7 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.questions import noted
 from shardwright.planner.trace.runs.compared_runs import (
@@ -145,11 +146,14 @@ def trace_folded(
     """
     module, owners = source.module, holders(source.module)
 
-    def label(name: str) -> tuple[Pin, ...]:
-        return tuple(p for p in pins if matches(p.name, name))
+    def label(name: str) -> tuple[object, ...]:
+        pinned = tuple(p for p in pins if matches(p.name, name))
+        return *pinned, source.quantized.get(name)
+
+    labels = label if pins or source.quantized else None
 
     for apart in () if not folds else (True,) if ends else (False, True):
-        stacks = find_stacks(module, apart, label if pins else None, owners)
+        stacks = find_stacks(module, apart, labels, owners)
         if not stacks:
             continue
         try:
@@ -166,7 +170,7 @@ def trace_folded(
             continue  # with the end blocks apart, or with all blocks
         except ModelError:
             break  # the code needs all blocks, or the model cannot be traced at all
-    if not whole and folds and find_stacks(module, False, label if pins else None, owners):
+    if not whole and folds and find_stacks(module, False, labels, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
     return folding, unfold(folding)
@@ -181,6 +185,7 @@ def traced(source: Source, skips: bool = False) -> Graph:
     with alone(), noted() as asked:
         graph = trace_runs(source.module, source.runs, skips)
     graph.asks_autocast = asked.autocast and not same_under_autocast(graph, source, skips)
+    mark_quantized(graph, source.quantized)
     note_training(graph, source, asked)
     graph.numbers = free_numbers(graph, source)
     return graph
