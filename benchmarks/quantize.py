@@ -6,6 +6,7 @@ This does not use the product's code, so that what the product reads can be comp
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ DENSE = "dense"
 """The folder, inside the checkpoint's, of the dense copy."""
 LEAST = 8
 """Least length of the two last dims of a quantized weight."""
+
+EMBEDDING = re.compile("emb|wte|wpe|shared.weight|lm_head")
+"""Names of weights that are seldom quantized."""
 
 Tensors = dict[str, Tensor]
 
@@ -59,7 +63,7 @@ def quantize(directory: str | Path, how: str, counts: tuple[int, int] = (5, 3)) 
 
 def _is_weight(name: str, tensor: Tensor) -> bool:
     last = tensor.shape[-2:]
-    kind = tensor.dim() == 2 and name.endswith("weight")
+    kind = tensor.dim() == 2 and name.endswith("weight") and not EMBEDDING.search(name)
     stacked = tensor.dim() == 3 and not name.endswith(("weight", "bias"))
     return tensor.is_floating_point() and (kind or stacked) and min(last) >= LEAST
 

@@ -15,6 +15,7 @@ from shardwright.planner.contract.plan_figures import (
     Objective,
     Phase,
     Prediction,
+    Quantized,
     SolverReport,
     Workload,
 )
@@ -111,7 +112,14 @@ def workload_in_words(load: Workload) -> str:
     """Return the workload: `prefill, 128 decode, batch 1, seq 512, bfloat16 on h100-nvlink`."""
     counts = [(phase, load.phases[phase]) for phase in get_args(Phase) if phase in load.phases]
     phases = ", ".join(f"{n} {phase}" if n > 1 else phase for phase, n in counts)
-    return f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}"
+    dtype = load.dtype + (f" ({quantized_in_words(load.quantized)})" if load.quantized else "")
+    return f"{phases}, batch {load.batch}, seq {load.seq}, {dtype} on {load.device}"
+
+
+def quantized_in_words(quantized: Quantized) -> str:
+    """Return what is quantized and how: `fp8 weights, 8 bits`, or `4.25 to 8 bits`."""
+    bits = sorted({f"{bits:.3g}" for bits in quantized.bits.values()}, key=float)
+    return f"{quantized.method} weights, {' to '.join(dict.fromkeys([bits[0], bits[-1]]))} bits"
 
 
 def costs_in_words(predicted: Prediction) -> dict[str, str]:

@@ -245,7 +245,8 @@ FROM_RUNTIME = {
     "planner.prove": {"runtime.model"},
     "planner.report": {"runtime.model"},
     "planner.trace": {
-        "runtime.boundary", "runtime.code", "runtime.model", "runtime.modules", "runtime.slots"
+        "runtime.boundary", "runtime.code", "runtime.model", "runtime.modules",
+        "runtime.quantized", "runtime.slots",
     },
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""

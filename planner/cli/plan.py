@@ -70,6 +70,8 @@ Examples:
               help="What copies do: average gradients, or share out parameters, gradients and "
               "optimizer state, as torch's fully_shard does.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
+@click.option("--dequantize", is_flag=True,
+              help="Hold weights of a quantized checkpoint dense.")  # fmt: skip
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
               help="Device to price for: a known one, or a profile.json.")  # fmt: skip
 @click.option("--pin", "pins", metavar="NAME=PLACEMENT", multiple=True,

@@ -70,7 +70,8 @@ def _found(
                 continue
             parts = {part.role: _key(key, part.key) for part in form.parts}
             held = {role: name for role, name in parts.items() if name in entries}
-            if all(part.role in held or part.optional for part in form.parts):
+            complete = all(part.role in held or part.optional for part in form.parts)
+            if complete and len({*held.values()}) == len(held):
                 yield key, form, held
                 break
 

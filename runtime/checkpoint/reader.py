@@ -142,7 +142,7 @@ class Reader:
         entry = self._stored[key]
         with _reading(entry.file):
             flat = self._files[entry.file].read(entry.offset, entry.nbytes, entry.dtype)
-        out = flat.view(*shape)
+        out = flat.view(tuple(shape))
         apart = [d for d, i in enumerate(index) if not counts(i - i[0])]
         for d, i in enumerate(index):
             if d not in apart:

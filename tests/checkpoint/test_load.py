@@ -216,14 +216,6 @@ def test_wrong_config(tmp_path: Path) -> None:
         load(LlamaForCausalLM, llama_config(num_hidden_layers=1), tmp_path)
 
 
-def test_quantized(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path)
-    config = llama_config()
-    config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(CheckpointError, match="is quantized"):
-        load(LlamaForCausalLM, config, tmp_path)
-
-
 class Lenient(nn.Module):
     """Allows its checkpoint to lack what it can make itself."""
 

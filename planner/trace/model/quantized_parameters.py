@@ -28,9 +28,11 @@ def quantized_parameters(
     out: dict[str, Fraction] = {}
     if quantization is None:
         return out
+    from transformers.pytorch_utils import Conv1D  # a linear layer with its weight transposed
+
     for path, owner in module.named_modules():
         for name, shape in _matrices(owner):
-            kind = LINEAR if isinstance(owner, nn.Linear) else type(owner).__name__
+            kind = LINEAR if isinstance(owner, nn.Linear | Conv1D) else type(owner).__name__
             scheme = quantization.scheme(path, kind)
             if scheme is None and len(shape) > 2:
                 scheme = quantization.scheme(path, LINEAR)

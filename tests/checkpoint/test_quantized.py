@@ -1,0 +1,149 @@
+"""Quantized weights: any part of one is that part of the whole, and takes only its own bytes."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shardwright.errors import CheckpointError
+from shardwright.runtime.checkpoint.names import Source
+from shardwright.runtime.checkpoint.reader import Reader
+from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.quantized.config import read_quantization
+from shardwright.runtime.quantized.formats import FORMATS
+from shardwright.runtime.quantized.kept import KeptWeight
+from tests.checkpoint.quantized_make import MAKERS, Made, fp8, gptq, packed
+
+NAME = "layer.weight"
+
+
+def opened(made: Made, directory: Path) -> Checkpoint:
+    stored = {f"layer.{name}": tensor for name, tensor in made.stored.items()}
+    save_file(stored, directory / "model.safetensors")
+    quantization = read_quantization(SimpleNamespace(quantization_config=made.config))
+    assert quantization is not None
+    return Checkpoint.open(directory).dequantized(quantization, torch.float32)
+
+
+def part(checkpoint: Checkpoint, ranges: list[list[tuple[int, int]]]) -> tuple[Tensor, int]:
+    reader = Reader(checkpoint)
+    sizes = [sum(b - a for a, b in dim) for dim in ranges]
+    out = torch.empty(sizes)
+    reader.fill(out, Source(NAME), ranges)
+    return out, reader.read
+
+
+def indexed(weight: Tensor, ranges: list[list[tuple[int, int]]]) -> Tensor:
+    for d, dim in enumerate(ranges):
+        weight = weight.index_select(d, torch.cat([torch.arange(a, b) for a, b in dim]))
+    return weight
+
+
+def runs(size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Ascending ranges of indices, as ranks hold them; not all empty."""
+    cuts = st.lists(st.integers(0, size), min_size=2, max_size=6, unique=True)
+    return cuts.map(lambda at: [*zip(sorted(at)[::2], sorted(at)[1::2], strict=False)])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_any_part_is_that_of_the_whole(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    made = MAKERS[name](data.draw(st.integers(1, 40)), data.draw(st.integers(1, 70)))
+    checkpoint = opened(made, tmp_path_factory.mktemp("quantized"))
+    whole = checkpoint.tensors[NAME]
+    assert whole.shape == tuple(made.weight.shape)
+    assert [*checkpoint.tensors] == [NAME]
+    ranges = [data.draw(runs(size)) for size in whole.shape]
+    expected = indexed(made.weight.float(), ranges)
+    got, _ = part(checkpoint, ranges)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    kept = Reader(checkpoint).kept(Source(NAME), ranges, torch.float32)
+    assert isinstance(kept, KeptWeight)
+    assert torch.equal(kept.dense(), got)
+    assert torch.equal(
+        kept.t() @ torch.ones(got.shape[0], 2), got.t() @ torch.ones(got.shape[0], 2)
+    )
+
+
+# In the order of activations, the columns of a part belong to groups all over the weight.
+@pytest.mark.parametrize("name", [name for name in MAKERS if "order" not in name])
+def test_parts_take_their_share_of_bytes(name: str, tmp_path: Path) -> None:
+    made = MAKERS[name](512, 1024)
+    checkpoint = opened(made, tmp_path)
+    rows, columns = checkpoint.tensors[NAME].shape
+    for ranges in ([[(0, rows // 2)], [(0, columns)]], [[(0, rows)], [(0, columns // 2)]]):
+        _, read = part(checkpoint, ranges)
+        kept = Reader(checkpoint).kept(Source(NAME), ranges, torch.float32)
+        assert kept is not None
+        # What belongs to all rows or columns is read by each rank: the order of groups, levels.
+        shared = 4 * (rows + columns) + 2048
+        assert read <= checkpoint.nbytes / 2 + shared
+        assert kept.held_bytes <= checkpoint.nbytes / 2 + shared
+
+
+def test_each_format_is_made() -> None:
+    methods = {MAKERS[name](8, 16).config["quant_method"] for name in MAKERS}
+    assert methods | {"mxfp4"} == {form.method for form in FORMATS}
+
+
+def edited(made: Made, **stored: Any) -> Made:
+    tensors = {**made.stored, **stored}
+    return made._replace(stored={n: t for n, t in tensors.items() if t is not None})
+
+
+BROKEN: dict[str, tuple[Made, str]] = {
+    "no scales": (edited(fp8(16, 16), weight_scale_inv=None), "has no scales"),
+    "scales of another shape": (
+        edited(fp8(16, 16), weight_scale_inv=torch.ones(3, 2)),
+        r"weight_scale_inv has shape \[3, 2\]",
+    ),
+    "a block size of 0": (
+        fp8(16, 16)._replace(config={"quant_method": "fp8", "weight_block_size": [0, 128]}),
+        "not a number above 0",
+    ),
+    "a block size that is no pair": (
+        fp8(16, 16)._replace(config={"quant_method": "fp8", "weight_block_size": 128}),
+        "not a pair of numbers",
+    ),
+    "another format": (
+        fp8(16, 16)._replace(config={"quant_method": "gptq", "bits": 4}),
+        "no scales as gptq stores them",
+    ),
+    "another method": (
+        gptq(16, 16)._replace(config={"quant_method": "fp8"}),
+        "no tensor is stored so",
+    ),
+    "an unknown method": (fp8(8, 8)._replace(config={"quant_method": "magic"}), "not known here"),
+    "other bits": (
+        packed(16, 16)._replace(config={**gptq(8, 8).config, "bits": 3}),
+        "no tensor is stored so",
+    ),
+    "zero points of another shape": (
+        edited(gptq(16, 16), qzeros=torch.ones(1, 1, dtype=torch.int32)),
+        r"qzeros has shape \[1, 1\]",
+    ),
+    "a shape that is none": (
+        edited(packed(16, 16), weight_shape=torch.tensor([1])),
+        "not stored as the config says",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_does_not_belong_together_is_refused(case: str, tmp_path: Path) -> None:
+    made, message = BROKEN[case]
+    with pytest.raises(CheckpointError, match=message) as caught:
+        opened(made, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert json.dumps(made.config)

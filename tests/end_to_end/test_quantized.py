@@ -1,0 +1,135 @@
+"""Split models of quantized checkpoints, against one process with the same numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+)
+
+import shardwright
+from benchmarks.quantize import DENSE, quantize
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.quantized.kept import KeptWeight
+from tests import planning
+from tests.ranks import run_ranks
+
+COMMON = {"hidden_size": 56, "num_hidden_layers": 2, "vocab_size": 96, "tie_word_embeddings": False}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    # 7 blocks of 8 columns, 9 of rows; key heads fewer than ranks
+    "dense": lambda: LlamaConfig(
+        **COMMON, intermediate_size=72, num_attention_heads=7, num_key_value_heads=1, head_dim=8
+    ),
+    "mixture": lambda: MixtralConfig(
+        **COMMON,
+        intermediate_size=40,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+    ),
+    "fused and tied": lambda: GPT2Config(n_embd=56, n_layer=2, n_head=7, vocab_size=96),
+}
+IDS = torch.arange(1, 15).view(2, 7)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[str, str], tuple[Path, Any]]:
+    """Return a quantized checkpoint, and the unsplit model with the same numbers."""
+
+    def make(name: str, how: str) -> tuple[Path, Any]:
+        torch.manual_seed(0)
+        dtype = torch.float32 if name == "mixture" else torch.float64  # as torch's grouped product
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype)
+        model.save_pretrained(tmp_path)
+        dense = quantize(tmp_path, how, (9, 7))
+        return tmp_path, AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).eval()
+
+    return make
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    exact = 1e-9 if expected.dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found, expected, rtol=0, atol=exact)
+
+
+def split(directory: Path, plan: Plan, mesh: Mesh, **options: Any) -> Any:
+    return shardwright.load(directory, plan, mesh=mesh.device_mesh, **options)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("how", ["fp8", "int4"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equal_to_one_process(saved: Any, name: str, how: str, tp: int) -> None:
+    directory, whole = saved(name, how)
+    plan = planning.plan(directory, tp=tp)
+    assert plan.workload.quantized is not None
+    expected = whole(IDS).logits
+    tokens = whole.generate(IDS, max_new_tokens=4, do_sample=False)
+
+    def run(mesh: Mesh) -> Any:
+        kept = split(directory, plan, mesh)
+        dense = split(directory, plan, mesh, dequantize=True)
+        logits = [model(IDS).logits for model in (kept, dense)]
+        report = kept.shardwright_report, dense.shardwright_report
+        return logits, kept.generate(IDS, max_new_tokens=4, do_sample=False), report
+
+    for rank, (logits, generated, (kept, dense)) in enumerate(run_ranks(tp, run)):
+        for found in logits:
+            close(found, expected)
+        assert torch.equal(generated, tokens)
+        assert kept.read <= dense.read * 1.05  # the second is read in pieces, with common scales
+        assert kept.held <= plan.predicted.parameter_bytes[rank] * 1.5  # blocks here are tiny
+
+
+def test_adapters_train_over_frozen_weights(saved: Any) -> None:
+    directory, whole = saved("dense", "int4")
+    plan = planning.plan(directory, tp=2, phase="train")
+    norms = [name for name, _ in whole.named_parameters() if "norm" in name]
+    whole(IDS, labels=IDS).loss.backward()
+    expected = {name: whole.get_parameter(name).grad for name in norms}
+
+    def run(mesh: Mesh) -> Any:
+        model = split(directory, plan, mesh).train()
+        weights = dict(model.named_parameters())
+        quantized = [w for w in weights.values() if isinstance(w._local_tensor, KeptWeight)]
+        assert quantized and not any(w.requires_grad for w in quantized)
+        model(IDS, labels=IDS).loss.backward()
+        return {name: weights[name].grad.full_tensor() for name in norms}
+
+    for found in run_ranks(2, run):
+        for name, gradient in expected.items():
+            close(found[name], gradient)
+
+
+def test_saved_dense(saved: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory, whole = saved("mixture", "fp8")
+    plan, out = planning.plan(directory, tp=2), tmp_path_factory.mktemp("out")
+
+    def run(mesh: Mesh) -> None:
+        shardwright.save(split(directory, plan, mesh), out)
+
+    run_ranks(2, run)
+    again = AutoModelForCausalLM.from_pretrained(out)
+    assert not hasattr(again.config, "quantization_config")
+    close(again(IDS).logits, whole(IDS).logits)
+
+
+def test_planned_by_stored_bytes(saved: Any) -> None:
+    directory, _ = saved("dense", "fp8")
+    kept, dense = planning.plan(directory, tp=2), planning.plan(directory, tp=2, dequantize=True)
+    assert dense.workload.quantized is None
+    assert kept.predicted.unsharded_bytes < dense.predicted.unsharded_bytes
+    files = [*directory.glob("*.safetensors")]
+    stored = sum(file.stat().st_size for file in files)
+    assert kept.predicted.unsharded_bytes == pytest.approx(stored, rel=0.5)
+    assert (directory / DENSE).is_dir()
