@@ -1,0 +1,169 @@
+"""Every causal architecture from quantized checkpoints, split and whole, on ranks that are threads.
+
+    python -m benchmarks.quantized                       all, FP8 and int4, on 2, 3 and 4 ranks
+    python -m benchmarks.quantized --how fp8 --tp 3 gpt2
+
+Each tiny model is quantized in blocks that neither its dims nor the cuts fall on. Logits, a decode
+step and generated tokens of the split model, which holds its weights as they are stored, are
+compared with those of one process that dequantizes. Prints what is not equal, and a count of each
+verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, fails or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import track
+
+import shardwright
+from benchmarks.compare import decode_step
+from benchmarks.quantize import HOW, quantize
+from benchmarks.zoo import write
+from benchmarks.zoo_case import COUNTS, build
+from shardwright.errors import ShardwrightError
+from shardwright.runtime.communication.mesh import Mesh
+from tests import planning, zoo
+from tests.ranks import run_ranks
+
+NEAR = 1e-5
+NEW_TOKENS = 4
+
+Row = dict[str, Any]
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--how", "hows", multiple=True, type=click.Choice([*HOW]), help="Only these formats.")
+@click.option("--tp", "ranks", multiple=True, type=int, help="Only on so many ranks.")
+@click.option("--part", default="1/1", help="K/N: the Kth of N parts of the architectures.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
+def main(
+    names: tuple[str, ...],
+    hows: tuple[str, ...],
+    ranks: tuple[int, ...],
+    part: str,
+    path: Path | None,
+) -> None:
+    """Compare split models of quantized checkpoints with whole ones."""
+    torch.set_num_threads(1)
+    k, n = map(int, part.split("/"))
+    chosen = (names or tuple(zoo.names("causal")))[k - 1 :: n]
+    console, rows = Console(stderr=True), []
+    for name in track(chosen, "comparing", console=console, disable=not console.is_terminal):
+        for row in compared(name, hows or tuple(HOW), ranks or (2, 3, 4)):
+            rows.append(row)
+            if row["verdict"] != "equal":
+                print(*(f"{key}={value}" for key, value in row.items()), flush=True)
+        if path:
+            write(path, {"rows": rows})
+    counts = Counter(row["verdict"] for row in rows)
+    print(json.dumps(counts))
+    sys.exit(0 if {*counts} <= {"equal", "not run"} else 1)
+
+
+def compared(name: str, hows: tuple[str, ...], ranks: tuple[int, ...]) -> Iterator[Row]:
+    """Yield a row for each format and number of ranks."""
+    try:
+        config, model = build("causal", name, torch.float64)
+        inputs = zoo.inputs(name, config, dtype=torch.float64)
+        with torch.no_grad():
+            model(**inputs)
+        dtype = torch.float64
+    except RuntimeError:  # it mixes dtypes
+        config, model = build("causal", name, torch.float32)
+        inputs, dtype = zoo.inputs(name, config, dtype=torch.float32), torch.float32
+    for how in hows:
+        with tempfile.TemporaryDirectory() as directory:
+            model.save_pretrained(directory)
+            at = zlib.crc32(name.encode())
+            dense = quantize(directory, how, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
+            how_built = {"experts_implementation": "batched_mm"} if _batched(model) else {}
+            whole: Any = type(model).from_pretrained(dense, dtype=dtype, **how_built).eval()
+            expected = _outcome(whole, inputs)
+            whole.config.quantization_config = json.loads(
+                (Path(directory) / "config.json").read_text()
+            )["quantization_config"]
+            example = zoo.example(name, config, "causal", dtype)
+            for tp in ranks:
+                row = {"name": name, "how": how, "tp": tp}
+                yield row | _verdict(whole, directory, example, inputs, tp, expected, how_built)
+
+
+def _batched(model: Any) -> bool:
+    return "batched_mm" in model.get_experts_implementation().values()
+
+
+def _verdict(
+    whole: Any,
+    directory: str,
+    example: Any,
+    inputs: Row,
+    tp: int,
+    expected: Row,
+    how_built: Row,
+) -> Row:
+    try:
+        plan = planning.plan(whole, tp=tp, kwargs=example)
+
+        def run(mesh: Mesh) -> Row:
+            how: Any = how_built
+            model = shardwright.load(directory, plan, mesh=mesh.device_mesh, **how)
+            held = model.shardwright_report.held
+            return _outcome(model, inputs) | {"held": held}
+
+        found = run_ranks(tp, run)
+    except ShardwrightError as error:
+        return {"verdict": "refused", "why": f"{type(error).__name__}: {error}"}
+    except Exception as error:
+        return {"verdict": "failed", "why": repr(error), "where": traceback.format_exc()}
+    worst = {key: max(_apart(row[key], want) for row in found) for key, want in expected.items()}
+    quantized = plan.workload.quantized is not None
+    good = quantized and all(value <= NEAR for value in worst.values())
+    return {"verdict": "equal" if good else "wrong", "quantized": quantized, **worst}
+
+
+def _outcome(model: Any, inputs: Row) -> Row:
+    """Return what is compared, of what the model can do."""
+    with torch.no_grad():
+        torch.manual_seed(0)
+        out = {"logits": zoo.logits(model(**inputs))}
+        for key, work in (("decode", decode_step), ("tokens", _tokens)):
+            try:
+                torch.manual_seed(0)
+                made = work(model, inputs)
+            except ShardwrightError:
+                raise
+            except Exception:  # the model itself cannot
+                made = None
+            out[key] = made
+    return out
+
+
+def _tokens(model: Any, inputs: Row) -> Any:
+    if "input_ids" not in inputs or not model.can_generate():
+        return None
+    ids = inputs["input_ids"]
+    return model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False).double()
+
+
+def _apart(found: Any, expected: Any) -> float:
+    if expected is None:
+        return 0.0
+    if found is None or found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max())
+
+
+if __name__ == "__main__":
+    main()
