@@ -137,7 +137,7 @@ def _outcome(model: Any, inputs: Row) -> Row:
     """Return what is compared, of what the model can do."""
     with torch.no_grad():
         torch.manual_seed(0)
-        out = {"logits": zoo.logits(model(**inputs))}
+        out: Row = {"logits": zoo.logits(model(**inputs))}
         for key, work in (("decode", decode_step), ("tokens", _tokens)):
             try:
                 torch.manual_seed(0)

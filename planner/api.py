@@ -25,6 +25,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
+from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.problem.pins import Pin, as_pins
@@ -288,6 +289,7 @@ def _traced(
     stage("axes")
     length = TRACE_SEQ if splits else None
     axes = refine(folding.graph, length)
+    align(folding.graph, axes, mesh[TP])
     sequence = open_sequence(folding.graph, axes, length, cp == 1) if length else None
     stage("trace")
     task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked, along)

@@ -71,6 +71,9 @@ def _grouped_mm(call: OpCall) -> str | None:
     return "t k, x k n, x -> t n | sum k | whole t x | linear 0 1"
 
 
+ALIGNED = {"_grouped_mm": (("k", "n"), 16)}
+"""Op -> axes whose local lengths must be multiples of so many bytes."""
+
 TABLE: Table = {
     "_grouped_mm": _grouped_mm,
     "addmm": _addmm,

@@ -31,7 +31,7 @@ def adamw(s: Subject) -> Any:
 @use(tolerance=1e-6)
 def sgd(s: Subject) -> Any:
     """Three steps with momentum."""
-    return _stepped(s, torch.optim.SGD(s.model.parameters(), lr=1e-4, momentum=0.9))
+    return _stepped(s, torch.optim.SGD(s.model.parameters(), lr=1e-5, momentum=0.9))
 
 
 @use(tolerance=1e-6)

@@ -110,7 +110,7 @@ def _factors(dim: Dim) -> list[Dim]:
     return [f for f in factors_of(dim) if f.size != 1]
 
 
-def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
+def split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
     """Refine `dim` into major * minor. Major is None if `dim` has the size of minor."""
     dim = find(dim)
     if dim.size == minor:
@@ -131,11 +131,11 @@ def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
             have *= factors[-1].size
             tail.insert(0, factors.pop())
         if have < minor:
-            major, rest = _split_minor(factors.pop(), minor // have)
+            major, rest = split_minor(factors.pop(), minor // have)
             factors += [] if major is None else [major]
             tail.insert(0, rest)
         return product(factors) if factors else None, product(tail)
-    parts = [_split_minor(term, minor) for term in dim.children]
+    parts = [split_minor(term, minor) for term in dim.children]
     for _, rest in parts[1:]:
         unify(parts[0][1], rest)
     major = Dim(dim.size // minor, CONCAT, [m or Dim(1) for m, _ in parts])
@@ -153,11 +153,11 @@ def _unify_factors(left: list[Dim], right: list[Dim]) -> None:
         elif a.size == b.size:
             unify(a, b)
         elif a.size > b.size:
-            major, minor = _split_minor(a, b.size)
+            major, minor = split_minor(a, b.size)
             unify(minor, b)
             left += [major] if major else []
         else:
-            major, minor = _split_minor(b, a.size)
+            major, minor = split_minor(b, a.size)
             unify(minor, a)
             right += [major] if major else []
     if any(d.size > 1 for d in left + right):
@@ -248,7 +248,7 @@ def _unify_product_concat(a: Dim, b: Dim) -> None:
             outer.kind, outer.children = CONCAT, [Dim(1) for _ in b.children]
         _link(b, a)
         return
-    major, minor = _split_minor(b, factors[-1].size)
+    major, minor = split_minor(b, factors[-1].size)
     unify(minor, factors[-1])
     if major is not None:
         unify(major, product(factors[:-1]))

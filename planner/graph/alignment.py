@@ -1,0 +1,26 @@
+"""Refines axes that an op needs in multiples of some bytes, if ranks would get other lengths."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from shardwright.planner.graph.axes import Axes, factors_of, split_minor
+from shardwright.planner.graph.graph import Graph
+from shardwright.rules.contraction import ALIGNED
+
+
+def align(graph: Graph, axes: Axes, ranks: int) -> None:
+    """Make axes of `graph` products of units, so that only whole units are sharded.
+
+    2880 columns on 16 ranks, in units of 8, become 360 x 8: ranks get 22 or 23 units.
+    """
+    for op in graph.ops:
+        letters, nbytes = ALIGNED.get(op.call.op, ((), 1))
+        for letter in letters if axes.rules.get(op.name) is not None else ():
+            dim = axes.axes[op.name][letter]
+            unit = max(nbytes // graph.tensors[op.inputs[0]].dtype.itemsize, 1)
+            for factor in [*factors_of(dim)]:
+                need = unit // gcd(unit, dim.size // factor.size)
+                uneven = factor.size % need == 0 < factor.size % (need * ranks)
+                if 1 < need < factor.size and uneven and not (factor.solid or factor.unshardable):
+                    split_minor(factor, need)
