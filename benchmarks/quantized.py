@@ -118,7 +118,7 @@ def _verdict(
 
         def run(mesh: Mesh) -> Row:
             how: Any = how_built
-            model = shardwright.load(directory, plan, mesh=mesh.device_mesh, **how)
+            model: Any = shardwright.load(directory, plan, mesh=mesh.device_mesh, **how)
             held = model.shardwright_report.held
             return _outcome(model, inputs) | {"held": held}
 

@@ -349,7 +349,12 @@ def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
     return mesh
 
 
-def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5GB") -> None:
+def save(
+    model: nn.Module,
+    directory: str | Path,
+    max_shard_size: int | str = "5GB",
+    dequantize: bool = False,
+) -> None:
     """Write a split model whole, so that plain transformers loads it; all ranks call this.
 
     Files of a tokenizer or processor that lie beside the checkpoint that was loaded are copied, if
@@ -359,6 +364,8 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
         model: A model that a plan was applied to; of peft's wrapper around one, the adapters.
         directory: Where to; files appear in it only when all is written.
         max_shard_size: Bytes, or a number with KB, MB or GB, of one file.
+        dequantize: Write dense weights, and a config without quantization. By default weights that
+            are held as a quantized checkpoint stores them are written so again, byte for byte.
 
     Raises:
         PlanError: no plan was applied to `model`.
@@ -369,7 +376,9 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")
     if is_adapted(model):
         return save_adapters(model, directory)
-    write.save(model, directory, placements(model), mesh, max_shard_size=max_shard_size)
+    placed = placements(model)
+    how: Any = {"max_shard_size": max_shard_size, "dequantize": dequantize}
+    write.save(model, directory, placed, mesh, **how)
 
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) -> None:

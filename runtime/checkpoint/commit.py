@@ -117,15 +117,15 @@ class Draft:
             raise CheckpointError(f"cannot write {self.folder / name}: {error}") from None
         draft.chmod(0o644)
 
-    def add_configs(self, model: Any) -> None:
-        """Write config.json and generation_config.json with their `save_pretrained`.
+    def add_configs(self, model: Any, config: Any) -> None:
+        """Write `config` and generation_config.json with their `save_pretrained`.
 
         Files of a tokenizer or processor are copied from the directory that the model was loaded
         from, unless the folder has them.
         """
         inside = self._inside() / "configs"
         inside.mkdir()
-        model.config.save_pretrained(inside)
+        config.save_pretrained(inside)
         generation = getattr(model, "generation_config", None)
         if generation is not None and getattr(model, "can_generate", lambda: False)():
             generation.save_pretrained(inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -37,12 +38,13 @@ def as_dense(
     for key, form, parts in _found(entries, quantization):
         weight = _resolved(key, form, parts, entries, quantization, read)
         codes = entries[parts[form.parts[0].role]]
-        for stored in parts.values():
+        used = {part.key for part in weight.parts.values()}
+        unused = (_beside(key, name) for name in form.unused.split())
+        beside = [name for name in (*parts.values(), *unused) if name in entries]
+        for stored in beside:
             out.pop(stored, None)
-        for name in form.unused.split():
-            out.pop(_beside(key, name), None)
         out[key] = codes._replace(dtype=dtype, shape=weight.shape)
-        weights[key] = weight
+        weights[key] = replace(weight, beside=tuple(name for name in beside if name not in used))
     for name, entry in out.items():
         if name not in weights and entry.dtype.is_floating_point and entry.dtype.itemsize == 1:
             raise CheckpointError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, product
 from math import prod
 from pathlib import Path
@@ -26,7 +27,7 @@ from shardwright.runtime.checkpoint.expressions import (
 from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
-from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece
+from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece, StoredTensor
 from shardwright.runtime.quantized.layout import QuantizedWeight, computed, wanted
 
 
@@ -47,6 +48,7 @@ class Reader:
         self._tensors = checkpoint.tensors
         self._stored = checkpoint.stored
         self._quantized = checkpoint.quantized
+        self._quantization = checkpoint.quantization
         self._files = checkpoint.files
 
     def __enter__(self) -> Reader:
@@ -112,7 +114,8 @@ class Reader:
             CheckpointError: a file cannot be read.
         """
         made = self._expression(source)
-        if not any(key in self._quantized for key in stored(made)):
+        quantized = [self._quantized[key] for key in stored(made) if key in self._quantized]
+        if not quantized:
             return None
         index = tuple(torch.cat([torch.arange(a, b) for a, b in dim]) for dim in ranges)
         pieces: list[Piece] = []
@@ -124,8 +127,16 @@ class Reader:
             return torch.empty([len(i) for i in at], device="meta")
 
         part(made, index, read)
-        held = Held(lambda read: part(made, index, read), pieces)
+        keys = [key for weight in quantized for key in weight.stored_keys()]
+        held = Held(lambda read: part(made, index, read), pieces, dict(map(self._full, keys)))
         return KeptWeight(held, [len(i) for i in index], dtype)
+
+    def _full(self, key: str) -> tuple[str, StoredTensor]:
+        entry = self._stored[key]
+        whole = partial(self._files[entry.file].read, entry.offset, entry.nbytes, entry.dtype)
+        return key, StoredTensor(
+            entry.nbytes, lambda: whole().view(entry.shape), self._quantization
+        )
 
     def _parts(self, weight: QuantizedWeight, index: Index) -> dict[str, Tensor]:
         return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,6 +50,7 @@ class Checkpoint:
         tensors: what can be read; of a quantized checkpoint that is shown as dense, the weights.
         stored: what the files hold.
         quantized: the weights that are computed from what is stored.
+        quantization: the `quantization_config` that they are computed by.
     """
 
     directory: Path
@@ -56,6 +58,7 @@ class Checkpoint:
     files: dict[Path, StoredFile]
     stored: dict[str, Entry]
     quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
+    quantization: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | Path, hub: Hub = USUAL) -> Checkpoint:
@@ -93,7 +96,8 @@ class Checkpoint:
             CheckpointError: the tensors are not stored as `quantization` says.
         """
         tensors, weights = as_dense(self.stored, quantization, dtype, self._bytes)
-        return replace(self, tensors=tensors, quantized=weights)
+        fields = quantization.fields
+        return replace(self, tensors=tensors, quantized=weights, quantization=fields)
 
     def _bytes(self, entry: Entry) -> bytes:
         file = self.files[entry.file]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
+from shardwright.runtime.quantized.kept import KeptWeight, StoredTensor
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.tensors.parameters import local_of
 
@@ -37,6 +39,7 @@ def save(
     *,
     max_shard_size: int | str = "5GB",
     gather: Gather | None = None,
+    dequantize: bool = False,
 ) -> None:
     """Write the unsharded model as safetensors files, an index if there are several, and configs.
 
@@ -53,6 +56,8 @@ def save(
         max_shard_size: most bytes per file, or a number with KB, MB or GB. A single tensor may be
             larger.
         gather: returns the full tensor; `reshard.gather_whole` unless given.
+        dequantize: write weights dense that are held as a quantized checkpoint stores them. By
+            default their stored tensors are written again, byte for byte, under their own names.
 
     Raises:
         CheckpointError: the model has no weights yet, the directory cannot be written, or it holds
@@ -66,8 +71,10 @@ def save(
         from shardwright.runtime.redistribution.reshard import gather_whole as gather
     limit = parse_size(max_shard_size)
     tensors = _to_save(model, placements)
+    stored = {} if dequantize else _stored(tensors, mesh)
     shapes = {name: _whole_shape(tensor, placed) for name, (tensor, placed) in tensors.items()}
     sizes = {n: s.numel() * tensors[n][0].dtype.itemsize for n, s in shapes.items()}
+    sizes |= {name: tensor.nbytes for name, tensor in stored.items()}
     files = split_state_dict_into_shards_factory(
         sizes,
         get_storage_size=int,
@@ -75,11 +82,18 @@ def save(
         max_shard_size=limit,
     ).filename_to_tensors or {SINGLE: []}
     config = _config(model)
+    if stored:
+        config = copy.deepcopy(config)
+        config.quantization_config = dict(next(iter(stored.values())).quantization)
     draft = on_first(lambda: Draft.begin(Path(directory), config), directory)
     try:
         for file, names in files.items():
             whole: dict[str, Tensor] = {}
             for name in names:
+                if name in stored:
+                    if draft is not None:
+                        whole[name] = stored[name].read()
+                    continue
                 tensor, placed = tensors[name]
                 out = local_of(tensor, mesh).detach()
                 if placed is not None:
@@ -90,7 +104,7 @@ def save(
                     whole[name] = torch.empty(out.shape, dtype=out.dtype).copy_(out)
                 del out
             on_first(lambda d=draft, f=file, w=whole: d and d.write(f, w), directory)
-        on_first(lambda: draft and _finish(draft, model, files, sizes), directory)
+        on_first(lambda: draft and _finish(draft, model, config, files, sizes), directory)
     finally:
         if draft is not None:
             draft.close()
@@ -116,10 +130,14 @@ def on_first(work: Callable[[], T], directory: str | Path) -> T | None:
 
 
 def _finish(
-    draft: Draft, model: nn.Module, files: Mapping[str, list[str]], sizes: Mapping[str, int]
+    draft: Draft,
+    model: nn.Module,
+    config: Any,
+    files: Mapping[str, list[str]],
+    sizes: Mapping[str, int],
 ) -> None:
-    if _config(model) is not None:
-        draft.add_configs(model)
+    if config is not None:
+        draft.add_configs(model, config)
     draft.commit({n: f for f, names in files.items() for n in names}, sum(sizes.values()))
 
 
@@ -163,6 +181,19 @@ def _to_save(
         out[group[0]] = (held[group[0]], placed if placed is not None and placed.meshes else None)
     if lost := [name for name, (tensor, _) in out.items() if tensor.is_meta]:
         raise CheckpointError(f"{lost[0]} has no value yet: load the weights before saving")
+    return out
+
+
+def _stored(
+    tensors: dict[str, tuple[Tensor, Placement | None]], mesh: Mesh
+) -> dict[str, StoredTensor]:
+    """Return the stored tensors, by key, of weights that are held so; drop these from `tensors`."""
+    out: dict[str, StoredTensor] = {}
+    for name, (tensor, _) in list(tensors.items()):
+        local = local_of(tensor, mesh)
+        if isinstance(local, KeptWeight):
+            out |= local.held.stored
+            del tensors[name]
     return out
 
 

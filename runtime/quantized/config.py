@@ -35,11 +35,13 @@ class Quantization:
     Attributes:
         left_out: modules that are not quantized, written as targets are; or the start, the end, or
             a pattern of their names.
+        fields: the `quantization_config`.
     """
 
     method: str
     schemes: tuple[Scheme, ...]
     left_out: tuple[str, ...] = ()
+    fields: Fields = field(default_factory=dict)
 
     def scheme(self, name: str, kind: str) -> Scheme | None:
         """Return the scheme of the module `name` of class `kind`; None if it is not quantized."""
@@ -77,7 +79,7 @@ def read_quantization(config: Any) -> Quantization | None:
                     f"the quantization_config gives {key} as {value!r:.40}, which is not a number "
                     "above 0: fetch config.json again"
                 )
-    return Quantization(method, tuple(schemes), tuple(_left_out(fields)))
+    return Quantization(method, tuple(schemes), tuple(_left_out(fields)), fields)
 
 
 def drop_quantization(config: Any) -> None:

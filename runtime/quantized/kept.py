@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,10 +25,12 @@ class Held:
     Attributes:
         make: computes the local tensor; `read` returns each piece of it, in a fixed order.
         pieces: the stored parts of each piece, or the piece itself if it is not quantized.
+        stored: reads each tensor that is stored of the full parameter, by its key.
     """
 
     make: Callable[[Callable[[str, Index], Tensor]], Tensor]
     pieces: list[Piece] = field(default_factory=list)
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that are held."""
@@ -42,7 +44,22 @@ class Held:
 
     def moved(self, device: torch.device) -> Held:
         """Return the same on another device."""
-        return Held(self.make, [piece.moved(device) for piece in self.pieces])
+        return replace(self, pieces=[piece.moved(device) for piece in self.pieces])
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the checkpoint.
+
+    Attributes:
+        nbytes: its size.
+        read: returns it in full, from the open file.
+        quantization: the checkpoint's `quantization_config`.
+    """
+
+    nbytes: int
+    read: Callable[[], Tensor]
+    quantization: Mapping[str, Any]
 
 
 @dataclass(eq=False)

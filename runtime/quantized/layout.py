@@ -57,6 +57,7 @@ class QuantizedWeight:
         shape: the weight's own shape.
         axes: the name of each of its dims.
         parts: role -> stored tensor.
+        beside: keys of tensors that hold its parameters, or belong to it but not to its numbers.
     """
 
     key: str
@@ -65,10 +66,11 @@ class QuantizedWeight:
     shape: Shape
     axes: tuple[str, ...]
     parts: Mapping[str, StoredPart]
+    beside: tuple[str, ...] = ()
 
-    def keys(self) -> list[str]:
+    def stored_keys(self) -> list[str]:
         """Return the keys of its stored tensors."""
-        return [part.key for part in self.parts.values()]
+        return [*(part.key for part in self.parts.values()), *self.beside]
 
 
 Stored = Mapping[str, tuple[str, Shape, int]]

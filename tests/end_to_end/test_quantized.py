@@ -1,11 +1,13 @@
 """Split models of quantized checkpoints, against one process with the same numbers."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -66,7 +68,7 @@ def split(directory: Path, plan: Plan, mesh: Mesh, **options: Any) -> Any:
     return shardwright.load(directory, plan, mesh=mesh.device_mesh, **options)
 
 
-@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("how", ["fp8", "int4"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equal_to_one_process(saved: Any, name: str, how: str, tp: int) -> None:
@@ -116,12 +118,32 @@ def test_saved_dense(saved: Any, tmp_path_factory: pytest.TempPathFactory) -> No
     plan, out = planning.plan(directory, tp=2), tmp_path_factory.mktemp("out")
 
     def run(mesh: Mesh) -> None:
-        shardwright.save(split(directory, plan, mesh), out)
+        shardwright.save(split(directory, plan, mesh), out, dequantize=True)
 
     run_ranks(2, run)
     again = AutoModelForCausalLM.from_pretrained(out)
     assert not hasattr(again.config, "quantization_config")
     close(again(IDS).logits, whole(IDS).logits)
+
+
+@pytest.mark.parametrize("how", ["fp8", "int4"])
+def test_saved_as_stored(saved: Any, how: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory, _ = saved("mixture", how)
+    plan, out = planning.plan(directory, tp=3), tmp_path_factory.mktemp("out")
+    run_ranks(3, lambda mesh: shardwright.save(split(directory, plan, mesh), out))
+    before, after = (load_file(at / "model.safetensors") for at in (directory, out))
+    quantized = {name: t for name, t in before.items() if "scale" in name or "experts" in name}
+    assert len(quantized) > 50
+    for name, tensor in quantized.items():
+        assert tensor.dtype == after[name].dtype
+        assert torch.equal(tensor.view(torch.uint8), after[name].view(torch.uint8)), name
+    configs = [json.loads((at / "config.json").read_text()) for at in (directory, out)]
+    assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
+    first, again = (
+        run_ranks(3, lambda mesh, at=at: split(at, plan, mesh)(IDS).logits)[0]  # type: ignore[misc]
+        for at in (directory, out)
+    )
+    assert torch.equal(first, again)
 
 
 def test_planned_by_stored_bytes(saved: Any) -> None:
