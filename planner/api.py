@@ -261,9 +261,11 @@ def _quantized(source: Source) -> Quantized | None:
     """Return what a plan says of weights that are held as they are stored."""
     if source.quantization is None:
         return None
-    bits = {name: float(bits) for name, bits in source.quantized.items()}
-    names = (name for name, _ in source.module.named_parameters(remove_duplicate=False))
-    return Quantized(method=source.quantization.method, bits=fold(bits, names))
+    bits = {name: float(packing.bits) for name, packing in source.quantized.items()}
+    blocks = {name: [*packing.block] for name, packing in source.quantized.items()}
+    names = [name for name, _ in source.module.named_parameters(remove_duplicate=False)]
+    method = source.quantization.method
+    return Quantized(method=method, bits=fold(bits, names), blocks=fold(blocks, names))
 
 
 def _traced(

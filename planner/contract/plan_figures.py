@@ -46,6 +46,9 @@ class Quantized(Part):
     bits: dict[str, float] = Field(
         description="parameter, * for a layer number -> bits of an element, with its scales"
     )
+    blocks: dict[str, list[int]] = Field(
+        description="the same -> rows and columns that share a scale, 0 for all of them"
+    )
 
 
 class Workload(SparsePart):

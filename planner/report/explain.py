@@ -24,6 +24,7 @@ from shardwright.planner.graph.views import is_move
 from shardwright.planner.problem.conventions import TABLES, token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
+from shardwright.planner.report.quantized_cuts import stored_in_words
 from shardwright.planner.search.ladder import LADDER, SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
@@ -79,6 +80,7 @@ class Explanation:
         placement: How the plan places them.
         objective: What the plan minimizes.
         pinned: The pin that asks for the placement.
+        stored: How it is held if it is quantized, and where cuts fall among its blocks.
         replicated: The plan's reason for replicating it, if it is large.
         convention: Whether a convention (`planner/problem/conventions.py`) settled it.
         together: Parameters, with their dim, that must be split along the same axes.
@@ -92,6 +94,7 @@ class Explanation:
     placement: str
     objective: str
     pinned: str | None
+    stored: str | None = None
     replicated: str | None = None
     convention: bool = False
     together: list[str] = field(default_factory=list)
@@ -190,6 +193,7 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
             placement=parameter_in_words(plan, group),
             objective=objective_in_words(plan.objective),
             pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
+            stored=stored_in_words(plan, group),
             replicated=_reason(plan, group),
         )
         for group in groups
@@ -233,6 +237,7 @@ def _explain(
         placement=parameter_in_words(plan, names[0]),
         objective=objective_in_words(plan.objective),
         pinned=held[0] if held else None,
+        stored=stored_in_words(plan, names[0]),
         replicated=_reason(plan, group),
         convention=stored in usual and now == 0,
         together=[*tied],

@@ -32,6 +32,8 @@ def _one(one: Explanation) -> RenderableType:
     title = Text.assemble((one.name, "bold"), f" ({shape})")
     grid = tables.facts()
     grid.add_row("  placed", one.placement)
+    if one.stored:
+        grid.add_row("  held", one.stored)
     if because := _because(one):
         grid.add_row("  because", because)
     if one.together:

@@ -209,6 +209,18 @@ def stored_bits(form: Format, given: Mapping[str, Any], shape: Shape) -> Fractio
     return Fraction(total, max(prod(shape[-2:]), 1))
 
 
+def block(form: Format, given: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how much of a weight's two last dims shares a scale; 0 for all, or if not known."""
+    found: dict[str, Any] = {**form.parameters, **given}
+    scale = next((part for part in form.parts if part.role == "scale"), None)
+    rates = {"out": 0, "in": 0}
+    for dim in scale.dims if scale is not None else ():
+        per = "cols" if dim.through else dim.per
+        rates[dim.axis] = 1 if per is None else _number(per, found)
+    first, second = form.axes
+    return rates[first], rates[second]
+
+
 class Place(NamedTuple):
     """Where wanted indices are in a stored dim: what to read, and how to spread what was read."""
 

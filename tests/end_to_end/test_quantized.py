@@ -19,6 +19,7 @@ from transformers import (
 import shardwright
 from benchmarks.quantize import DENSE, quantize
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.report.quantized_cuts import stored_in_words
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.quantized.kept import KeptWeight
 from tests import planning
@@ -144,6 +145,19 @@ def test_saved_as_stored(saved: Any, how: str, tmp_path_factory: pytest.TempPath
         for at in (directory, out)
     )
     assert torch.equal(first, again)
+
+
+def test_explain_says_where_cuts_fall(saved: Any) -> None:
+    """The 72 rows of a projection in blocks of 8 on 3 ranks: 24 each; on 4: 18, 36 and 54."""
+    directory, _ = saved("dense", "fp8")
+    said = [
+        stored_in_words(planning.plan(directory, tp=tp), "model.layers.0.mlp.up_proj.weight")
+        for tp in (1, 3, 4)
+    ]
+    assert all(text and "a scale for 8 x 8" in text for text in said)
+    assert said[0] and "cut" not in said[0]
+    assert said[1] and said[1].endswith("all cuts fall between blocks")
+    assert said[2] and "3 of 3 cuts fall inside a block" in said[2]
 
 
 def test_planned_by_stored_bytes(saved: Any) -> None:

@@ -5,27 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from torch import nn
 
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.views import is_view
 from shardwright.runtime.quantized.config import Quantization
-from shardwright.runtime.quantized.layout import stored_bits
+from shardwright.runtime.quantized.layout import block, stored_bits
 
 LINEAR = "Linear"
 """The class by which configs name modules that multiply by one matrix."""
 
 
+class Packing(NamedTuple):
+    """How a parameter is stored.
+
+    Attributes:
+        bits: of an element, with its scales.
+        block: rows and columns that share a scale; 0 for all of them.
+    """
+
+    bits: Fraction
+    block: tuple[int, int]
+
+
 def quantized_parameters(
     module: nn.Module, quantization: Quantization | None
-) -> dict[str, Fraction]:
-    """Return the bits of each element of the parameters that the config says are quantized.
+) -> dict[str, Packing]:
+    """Return the parameters that the config says are quantized.
 
     These are the matrices of linear layers, and stacks of matrices, such as those of experts, which
-    checkpoints hold as linear layers. Scales count with the elements.
+    checkpoints hold as linear layers.
     """
-    out: dict[str, Fraction] = {}
+    out: dict[str, Packing] = {}
     if quantization is None:
         return out
     from transformers.pytorch_utils import Conv1D  # a linear layer with its weight transposed
@@ -38,7 +51,8 @@ def quantized_parameters(
                 scheme = quantization.scheme(path, LINEAR)
             if scheme is not None:
                 full = f"{path}.{name}" if path else name
-                out[full] = stored_bits(scheme.formats[0], scheme.parameters, shape)
+                form, given = scheme.formats[0], scheme.parameters
+                out[full] = Packing(stored_bits(form, given, shape), block(form, given))
     return out
 
 
@@ -51,14 +65,14 @@ def _matrices(owner: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield name, tuple(parameter.shape)
 
 
-def mark_quantized(graph: Graph, quantized: Mapping[str, Fraction]) -> None:
+def mark_quantized(graph: Graph, quantized: Mapping[str, Packing]) -> None:
     """Note in the graph how many bits its quantized parameters take, and the views of them."""
     if not quantized:
         return
     bits = {}
     for use in graph.uses:
         if use.fqn in quantized:
-            bits[use.stored] = bits[use.used] = quantized[use.fqn]
+            bits[use.stored] = bits[use.used] = quantized[use.fqn].bits
     for op in graph.ops:
         if op.inputs and op.inputs[0] in bits and is_view(op.call):
             bits |= {out: bits[op.inputs[0]] for out in op.outputs}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.model.module_copies import duplicate
-from shardwright.planner.trace.model.quantized_parameters import quantized_parameters
+from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
@@ -62,8 +61,8 @@ class Source:
     """Whether attention may get queries sharded along the sequence."""
     quantization: Quantization | None = None
     """What the config says of its checkpoint, if weights are to be held as they are stored."""
-    quantized: Mapping[str, Fraction] = field(default_factory=dict)
-    """Parameters that are then quantized -> the bits of an element."""
+    quantized: Mapping[str, Packing] = field(default_factory=dict)
+    """Parameters that are then quantized."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
 
