@@ -154,7 +154,7 @@ def test_explain_says_where_cuts_fall(saved: Any) -> None:
         stored_in_words(planning.plan(directory, tp=tp), "model.layers.0.mlp.up_proj.weight")
         for tp in (1, 3, 4)
     ]
-    assert all(text and "a scale for 8 x 8" in text for text in said)
+    assert all(text and "a scale for 8 x 11" in text for text in said)
     assert said[0] and "cut" not in said[0]
     assert said[1] and said[1].endswith("all cuts fall between blocks")
     assert said[2] and "3 of 3 cuts fall inside a block" in said[2]
