@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from shardwright.errors import UsageError
 from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight, computed
 
 aten: Any = torch.ops.aten
@@ -40,7 +42,7 @@ class Held:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Compute the local tensor."""
         pieces = iter(self.pieces)
-        return self.make(lambda key, index: next(pieces).dense()).to(dtype)
+        return self.make(lambda key, index: next(pieces).dense()).to(dtype).contiguous()
 
     def moved(self, device: torch.device) -> Held:
         """Return the same on another device."""
@@ -121,11 +123,13 @@ class KeptWeight(Tensor):
         dims: Sequence[int] | None = None,
     ) -> KeptWeight:
         """Make the tensor of `shape` whose dim i is dim `dims[i]` of the one that is computed."""
-        device = next(held.tensors()).device
+        order = tuple(dims if dims is not None else range(len(shape)))
+        sizes = [shape[order.index(d)] for d in range(len(shape))]  # of the one that is computed
+        strides = [prod(sizes[d + 1 :]) for d in order]
         out = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=dtype, device=device, requires_grad=False
+            cls, shape, strides, dtype=dtype, device=next(held.tensors()).device
         )
-        out.held, out.dims = held, tuple(dims if dims is not None else range(len(shape)))
+        out.held, out.dims = held, order
         return out
 
     def dense(self) -> Tensor:
@@ -139,9 +143,20 @@ class KeptWeight(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op on computed tensors; a view that only orders dims stays as it is stored."""
+        """Run an op on computed tensors; a view that only orders dims stays as it is stored.
+
+        Raises:
+            UsageError: the op writes to the tensor.
+        """
         kwargs, first = kwargs or {}, args[0] if args else None
-        if isinstance(first, KeptWeight) and (dims := _ordered(op, first, args)) is not None:
+        if _writes(op, args, kwargs):
+            if op is aten.copy_.default and _is_same(first, args[1]):
+                return first
+            raise UsageError(
+                f"{op} writes to a quantized weight that is held as it is stored, and is frozen: "
+                "load the model with dequantize=True"
+            )
+        if isinstance(first, KeptWeight) and (dims := _ordered(op, first, args, kwargs)):
             shape = [first.shape[d] for d in dims]
             return cls(first.held, shape, first.dtype, [first.dims[d] for d in dims])
         if op is aten._to_copy.default and isinstance(first, KeptWeight):
@@ -155,15 +170,47 @@ class KeptWeight(Tensor):
         named = {key: shown(value) for key, value in kwargs.items()}
         return op(*tree_map(shown, args), **named)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a quantized weight that is held as it is stored cannot be pickled: write the model "
+            "with shardwright.save, or load it with dequantize=True"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptWeight:
+        """Return another tensor that shares what is held: it never changes."""
+        memo[id(self)] = out = KeptWeight(self.held, self.shape, self.dtype, self.dims)
+        return out
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it without computing it."""
         return f"KeptWeight({list(self.shape)}, {self.dtype}, {self.held_bytes} bytes)"
 
 
-def _ordered(op: Any, tensor: Tensor, args: Any) -> list[int] | None:
+def _writes(op: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether `op` writes to a kept weight."""
+    if not op._schema.is_mutable:
+        return False
+    named = {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
+    written = (a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write)
+    return any(isinstance(v, KeptWeight) for name in written for v in tree_leaves(named.get(name)))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return isinstance(other, KeptWeight) and (one.held, one.dims) == (other.held, other.dims)
+
+
+def _ordered(op: Any, tensor: Tensor, args: Any, kwargs: Any) -> list[int] | None:
     """Return the order of dims that `op` gives `tensor`; None if it does something else."""
     dims = list(range(tensor.dim()))
-    if op in (aten.detach.default, aten.alias.default):
+    as_it_is = kwargs.get("memory_format") in (None, torch.preserve_format)
+    if not as_it_is and not tensor.is_contiguous():
+        return None
+    if op in (aten.detach.default, aten.alias.default, aten.clone.default):
         return dims
     if op is aten.t.default:
         return dims[::-1]

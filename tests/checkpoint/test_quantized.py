@@ -1,5 +1,6 @@
 """Quantized weights: any part of one is that part of the whole, and takes only its own bytes."""
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardwright.errors import CheckpointError
+from shardwright.errors import CheckpointError, UsageError
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader
 from shardwright.runtime.checkpoint.source import Checkpoint
@@ -90,6 +91,25 @@ def test_parts_take_their_share_of_bytes(name: str, tmp_path: Path) -> None:
         shared = 4 * (rows + columns) + 2048
         assert read <= checkpoint.nbytes / 2 + shared
         assert kept.held_bytes <= checkpoint.nbytes / 2 + shared
+
+
+def test_a_weight_that_is_held_as_stored_never_changes(tmp_path: Path) -> None:
+    made = gptq(16, 24)
+    kept = Reader(opened(made, tmp_path)).kept(Source(NAME), [[(0, 16)], [(0, 24)]], torch.float32)
+    assert kept is not None
+    for write in (kept.zero_, lambda: kept.t().mul_(2), lambda: kept.copy_(torch.ones(16, 24))):
+        with pytest.raises(UsageError, match="dequantize=True"):
+            write()
+    with pytest.raises(UsageError, match=r"shardwright\.save"):
+        torch.save(kept, tmp_path / "kept.pt")
+    kept.copy_(kept.detach())
+    for same in (copy.deepcopy(kept), kept.clone(), kept.to(torch.float32), kept.t().t()):
+        assert isinstance(same, KeptWeight)
+        assert torch.equal(same.dense(), kept.dense())
+    for moved in (kept, kept.t()):  # strides are those of what is computed
+        assert moved.stride() == moved.dense().stride()
+        assert torch.equal(moved.reshape(-1), moved.dense().reshape(-1))
+        assert torch.equal(moved.contiguous().view(-1), moved.dense().reshape(-1))
 
 
 def test_each_format_is_made() -> None:
