@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.header import Entry
-from shardwright.runtime.quantized.config import Quantization, Scheme
+from shardwright.runtime.quantized.config import Quantization
 from shardwright.runtime.quantized.formats import STATE, Format
 from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight, resolve
 
@@ -35,11 +35,11 @@ def as_dense(
         CheckpointError: tensors are missing, or have another shape or dtype than the config says.
     """
     out, weights = dict(entries), {}
-    for key, form, parts in _found(entries, quantization):
-        weight = _resolved(key, form, parts, entries, quantization, read)
-        codes = entries[parts[form.parts[0].role]]
+    for key, candidates in _found(entries, quantization):
+        weight, parts = _resolved(key, candidates, entries, quantization, read)
+        codes = entries[parts[weight.format.parts[0].role]]
         used = {part.key for part in weight.parts.values()}
-        unused = (_beside(key, name) for name in form.unused.split())
+        unused = (_named(key, template) for template in weight.format.unused.split())
         beside = [name for name in (*parts.values(), *unused) if name in entries]
         for stored in beside:
             out.pop(stored, None)
@@ -60,74 +60,82 @@ def as_dense(
     return out, weights
 
 
+Candidates = list[tuple[Format, dict[str, str]]]
+"""Formats that a weight may have, each with role -> the key of a stored tensor."""
+
+
 def _found(
     entries: Mapping[str, Entry], quantization: Quantization
-) -> Iterator[tuple[str, Format, dict[str, str]]]:
-    """Yield each quantized weight's key, its format, and role -> the key of a stored tensor."""
+) -> Iterator[tuple[str, Candidates]]:
+    """Yield each quantized weight's key, and the formats whose tensors are all stored."""
     known = {form.name: form for scheme in quantization.schemes for form in scheme.formats}
     for stored, entry in entries.items():
+        found: dict[str, Candidates] = {}
         for form in known.values():
             key = _weight_of(stored, form)
             if key is None or _short(entry.dtype) not in form.dtypes.split():
                 continue
-            parts = {part.role: _key(key, part.key) for part in form.parts}
-            held = {role: name for role, name in parts.items() if name in entries}
+            held = {
+                part.role: name
+                for part in form.parts
+                if (name := _key(key, part.keys, entries)) is not None
+            }
             complete = all(part.role in held or part.optional for part in form.parts)
             if complete and len({*held.values()}) == len(held):
-                yield key, form, held
-                break
+                found.setdefault(key, []).append((form, held))
+        yield from found.items()
 
 
 def _resolved(
     key: str,
-    form: Format,
-    parts: Mapping[str, str],
+    candidates: Candidates,
     entries: Mapping[str, Entry],
     quantization: Quantization,
     read: Read,
-) -> QuantizedWeight:
-    """Match a weight with the parameters of one of the config's schemes."""
-    stored = {
-        role: (name, entries[name].shape, entries[name].dtype.itemsize * 8)
-        for role, name in parts.items()
-    }
-    first: Exception | None = None
-    for scheme in _by_name(quantization, key, form):
-        try:
-            state = lambda: read(entries[parts[STATE]])  # noqa: E731
-            return resolve(key, form, scheme.parameters, stored, state)
-        except (Mismatch, ValueError, KeyError, TypeError, AttributeError) as error:
-            first = first or error
+) -> tuple[QuantizedWeight, dict[str, str]]:
+    """Return a weight, and its stored tensors by role.
+
+    The first format and the first of the config's schemes that fit the shapes are taken.
+    """
+    named, first = quantization.scheme(key.rpartition(".")[0], "Linear"), ""
+    order = (named or quantization.schemes[0]).formats
+    candidates = sorted(candidates, key=lambda found: order.index(found[0]))
+    for form, parts in candidates:
+        stored = {
+            role: (name, entries[name].shape, entries[name].dtype.itemsize * 8)
+            for role, name in parts.items()
+        }
+        schemes = [scheme for scheme in quantization.schemes if form in scheme.formats]
+        for scheme in sorted(schemes, key=lambda scheme: scheme is not named):
+            try:
+                state = lambda: read(entries[parts[STATE]])  # noqa: E731, B023
+                return resolve(key, form, scheme.parameters, stored, state), parts
+            except (Mismatch, ValueError, KeyError, TypeError, AttributeError) as error:
+                first = first or f"{form.name}: {error}"
+    codes = next(iter(candidates[0][1].values()))
     raise CheckpointError(
-        f"{entries[parts[form.parts[0].role]].file}: {key} is not stored as the config says of "
-        f"{form.name}: {first}. Use the config that belongs to this checkpoint"
+        f"{entries[codes].file}: {key} is not stored as the config says of {first}. Use the config "
+        "that belongs to this checkpoint"
     )
-
-
-def _by_name(quantization: Quantization, key: str, form: Format) -> list[Scheme]:
-    """Return the schemes with this format; the one that names the weight's module comes first."""
-    schemes = [scheme for scheme in quantization.schemes if form in scheme.formats]
-    named = quantization.scheme(key.rpartition(".")[0], "Linear")
-    return sorted(schemes, key=lambda scheme: scheme is not named)
 
 
 def _weight_of(stored: str, form: Format) -> str | None:
     """Return the key of the weight whose elements are stored as `stored`; None if none could be."""
-    before, after = form.parts[0].key.split("{}")
+    before, after = form.parts[0].keys[0].split("{}")
     path, dot, leaf = stored.rpartition(".")
     if not (leaf.startswith(before) and leaf.endswith(after) and len(leaf) > len(before + after)):
         return None
     return path + dot + leaf[len(before) : len(leaf) - len(after)]
 
 
-def _key(weight: str, template: str) -> str:
-    leaf = weight.rpartition(".")[2]
-    return _beside(weight, template.replace("{}", leaf))
+def _key(weight: str, templates: Sequence[str], entries: Mapping[str, Entry]) -> str | None:
+    names = (_named(weight, template) for template in templates)
+    return next((name for name in names if name in entries), None)
 
 
-def _beside(weight: str, name: str) -> str:
-    path, dot, _ = weight.rpartition(".")
-    return path + dot + name
+def _named(weight: str, template: str) -> str:
+    path, dot, leaf = weight.rpartition(".")
+    return path + dot + template.replace("{}", leaf)
 
 
 def _short(dtype: torch.dtype) -> str:

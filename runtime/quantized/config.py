@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from shardwright.errors import CheckpointError
@@ -74,7 +75,7 @@ def read_quantization(config: Any) -> Quantization | None:
     schemes = READERS.get(method, _plain)(fields, known)
     for scheme in schemes:
         for key, value in scheme.parameters.items():
-            if value is not None and (type(value) is not int or value < (key != "shift")):
+            if value is not None and (type(value) is not int or value < (key != "less")):
                 raise CheckpointError(
                     f"the quantization_config gives {key} as {value!r:.40}, which is not a number "
                     "above 0: fetch config.json again"
@@ -93,7 +94,7 @@ def _fields(config: Any) -> Fields | None:
         found: Any = getattr(part, "quantization_config", None)
         found = found.to_dict() if hasattr(found, "to_dict") else found
         if found and isinstance(found, Mapping):
-            return found
+            return {k: v.value if isinstance(v, Enum) else v for k, v in found.items()}
     return None
 
 
@@ -129,19 +130,27 @@ def _blocks(fields: Fields, known: list[Format]) -> list[Scheme]:
 
 
 def _grouped(fields: Fields, known: list[Format]) -> list[Scheme]:
-    size = fields.get("group_size", 128)
-    parameters = {"bits": fields.get("bits", 4), "cols": None if size == -1 else size}
-    layout = str(fields.get("checkpoint_format") or fields.get("version") or "gptq").lower()
-    if layout not in SHIFTS:
+    keys = ("checkpoint_format", "version", "format")
+    layout = str(next((fields[key] for key in keys if fields.get(key)), "gptq")).lower()
+    if layout not in LESS:
         raise CheckpointError(
             f"the checkpoint is packed as '{layout:.40}', which is not known here "
-            f"({', '.join(SHIFTS)}): use the checkpoint that it was made from"
+            f"({', '.join(LESS)}): use the checkpoint that it was made from"
         )
-    return [Scheme(tuple(known), parameters | {"shift": SHIFTS[layout]})]
+    out = []
+    # Modules with their own numbers; what begins with "-:" is not quantized.
+    for pattern, own in [*(fields.get("dynamic") or {}).items(), (None, {})]:
+        told = {"bits": 4, "group_size": 128, **fields, **(own or {})}
+        size = None if told["group_size"] == -1 else told["group_size"]
+        parameters = {"bits": told["bits"], "cols": size, "less": LESS[layout]}
+        target = "Linear" if pattern is None else "re:" + pattern.removeprefix("+:")
+        if pattern is None or not pattern.startswith("-:"):
+            out.append(Scheme(tuple(known), parameters, (target,)))
+    return out
 
 
-SHIFTS = {"gptq": 1, "gptq_v2": 0, "gemm": 0}
-"""Layout of packed groups -> by how much zero points are stored too small."""
+LESS = {"gptq": 1, "gptq_v2": 0, "gemm": 0}
+"""Layout of packed groups -> what was subtracted from zero points."""
 
 
 def _as_saved(fields: Fields, known: list[Format]) -> list[Scheme]:
@@ -160,11 +169,21 @@ STRATEGIES: Mapping[str, Callable[[Fields], Fields]] = {
 }
 """What one scale stands for: strategy -> rows and columns; None stands for all."""
 
-PACKED = {"pack-quantized": "compressed-tensors, packed", "nvfp4-pack-quantized": "NVFP4"}
+PACKED = {
+    "pack-quantized": "compressed-tensors, packed",
+    "nvfp4-pack-quantized": "NVFP4",
+    "mxfp4-pack-quantized": "MXFP4, packed",
+    "mxfp6-pack-quantized": "MXFP6, packed",
+}
 """What `format` says -> the name of the format, if it is not the unpacked one."""
 
 
 def _by_groups(fields: Fields, known: list[Format]) -> list[Scheme]:
+    if (fields.get("transform_config") or {}).get("config_groups"):
+        raise CheckpointError(
+            "the quantization_config has a transform_config: activations are to be rotated, which "
+            "is not known here: use the checkpoint that it was made from"
+        )
     out = []
     for group in (fields.get("config_groups") or {}).values():
         weights = group.get("weights") or {}

@@ -2,13 +2,15 @@
 
 A format lists its tensors, one a line: what it is and the usual bits of its elements, its key in
 the checkpoint, and its dims. `{}` in a key is the weight's own name, such as `weight`; what stands
-before the key is the weight's module.
+before the key is the weight's module. `a|b` is a key that has several names.
 Dims before those listed, such as experts, are the weight's own. A dim is written as
 
     out, in      the weight's rows (`out`) or columns (`in`)
     in/cols      one element for `cols` columns; `cols` is a number or a parameter
-    in:bits      several elements of `bits` bits in one stored number, the first in the lowest bits
-    in:bits@awq  the same, in the order ORDERS["awq"]
+    in:bits      elements of `bits` bits, packed into stored numbers from the lowest bits on; if
+                 `bits` does not divide a number, an element may lie in two
+    in:bits@awq  the same, in the order ORDERS["awq"] within each number
+    in:bits-less the same, after the parameter `less` was subtracted from each element, with carry
     in:bits+     the same, stored as two dims
     in>where     the element that the tensor `where` names for each column
     flat/64      rows and columns as one dim, row by row
@@ -57,6 +59,7 @@ class Dim:
     per: str | None = None
     bits: str | None = None
     order: str = "low"
+    less: str | None = None
     through: str | None = None
     stored_as_two: bool = False
 
@@ -67,17 +70,20 @@ class Dim:
         axis, _, through = text.partition(">")
         axis, _, per = axis.partition("/")
         axis, _, bits = axis.partition(":")
+        bits, _, less = bits.partition("-")
         bits, _, order = bits.partition("@")
-        return cls(axis, per or None, bits or None, order or "low", through or None, two)
+        return cls(
+            axis, per or None, bits or None, order or "low", less or None, through or None, two
+        )
 
 
 @dataclass(frozen=True)
 class Part:
-    """One stored tensor of a weight."""
+    """One stored tensor of a weight; `keys` are the names that it may have."""
 
     role: str
     width: int
-    key: str
+    keys: tuple[str, ...]
     dims: tuple[Dim, ...]
     optional: bool
 
@@ -86,7 +92,8 @@ class Part:
         """Read a line of the table."""
         what, key, *dims = line.split()
         role, _, width = what.rstrip("?").partition(":")
-        return cls(role, int(width or 0), key, tuple(map(Dim.read, dims)), what.endswith("?"))
+        read = tuple(map(Dim.read, dims))
+        return cls(role, int(width or 0), tuple(key.split("|")), read, what.endswith("?"))
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class Format:
         value: computes the weight from its tensors, each spread to the weight's shape.
         dtypes: what the elements may be stored as, in safetensors' names.
         axes: the weight's own two last dims.
-        unused: tensors beside it that hold nothing of the weight.
+        unused: keys of tensors that hold nothing of the weight.
         state: reads parameters from the bytes of the tensor STATE.
         parameters: what is the same in all checkpoints.
     """
@@ -123,7 +130,7 @@ class Format:
 
 SCALED = """
     codes:8     {}                   out in
-    scale:32    {}_scale_inv         out/rows in/cols
+    scale:32    {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
 """
 FLAT = """
     codes:8     {}                   flat:4@high
@@ -142,7 +149,7 @@ FORMATS: tuple[Format, ...] = (
         "fp8",
         """
             codes:8     {}                   out in:4
-            scale:32    {}_scale_inv         out/1 in/32
+            scale:32    {}_scale_inv|scale   out/1 in/32
         """,
         values.float4,
         "int8",
@@ -198,6 +205,20 @@ FORMATS: tuple[Format, ...] = (
         state=values.shape_of,
     ),
     Format(
+        "compressed-tensors, packed, one scale",
+        "compressed-tensors",
+        """
+            codes:32    {}_packed            out in:bits
+            scale:16    {}_scale             out/rows in/cols
+            zero:8      {}_zero_point        out/rows in/cols
+            state       {}_shape             *
+        """,
+        values.packed_signed,
+        "int32",
+        unused=ACTIVATIONS,
+        state=values.shape_of,
+    ),
+    Format(
         "NVFP4",
         "compressed-tensors",
         """
@@ -210,15 +231,37 @@ FORMATS: tuple[Format, ...] = (
         unused=ACTIVATIONS,
     ),
     Format(
+        "MXFP4, packed",
+        "compressed-tensors",
+        """
+            codes:8     {}_packed            out in:4
+            scale:8     {}_scale             out in/32
+        """,
+        values.float4,
+        "uint8",
+        unused=ACTIVATIONS,
+    ),
+    Format(
+        "MXFP6, packed",
+        "compressed-tensors",
+        """
+            codes:8     {}_packed            out in:6
+            scale:8     {}_scale             out in/32
+        """,
+        values.float6,
+        "uint8",
+        unused=ACTIVATIONS,
+    ),
+    Format(
         "GPTQ",
         "gptq",
         """
             codes:32    q{}                  in:bits out
-            zero:32     qzeros               in>groups out:bits
+            zero:32     qzeros               in>groups out:bits-less
             scale:16    scales               in>groups out
             groups:32?  g_idx                in
         """,
-        values.shifted,
+        values.packed,
         "int32",
     ),
     Format(
@@ -226,7 +269,7 @@ FORMATS: tuple[Format, ...] = (
         "awq",
         """
             codes:32    q{}                  in out:bits@awq
-            zero:32     qzeros               in>groups out:bits@awq
+            zero:32?    qzeros               in>groups out:bits@awq
             scale:16    scales               in>groups out
         """,
         values.packed,
@@ -266,9 +309,11 @@ FORMATS: tuple[Format, ...] = (
             codes:8     _{}_qdata            out in
             scale:32    _{}_scale            out/rows in/cols
             zero:8?     _{}_zero_point       out/rows in/cols
+            inputs:32?  _{}_act_pre_scale    in/inputs
         """,
         values.scaled,
         f"{F8} int8",
+        unused="_{}_act_quant_scale _{}_act_quant_zero_point",
     ),
 )
 

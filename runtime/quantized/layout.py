@@ -8,7 +8,7 @@ in full. So a weight can be cut anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
@@ -30,14 +30,24 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Along:
-    """A dim of a stored tensor, with numbers: the element for index i of `axis` is i // per."""
+    """A dim of a stored tensor, with numbers: the element for index i of `axis` is i // per.
+
+    If `bits` is not 0, elements are packed in numbers of `width` bits, and `less` was subtracted.
+    """
 
     axis: str
     size: int
     per: int = 1
     bits: int = 0
     order: Sequence[int] = ()
+    width: int = 0
+    less: int = 0
     through: str | None = None
+
+    @property
+    def straddles(self) -> bool:
+        """Return whether an element may lie in two numbers."""
+        return self.bits > 0 and self.width % self.bits > 0
 
 
 @dataclass(frozen=True)
@@ -102,9 +112,8 @@ def resolve(
     if FLAT not in names:
         lead, sizes = _split(codes, shape)
         for dim, size in zip(codes.dims, sizes, strict=True):
-            found.setdefault(
-                dim.axis, size * (width // _number(dim.bits, found) if dim.bits else 1)
-            )
+            bits = _number(dim.bits, found) if dim.bits else 0
+            found.setdefault(dim.axis, size * width // bits if bits else size)
     parts: dict[str, StoredPart] = {}
     for part in form.parts:
         if part.role in stored and part.role != STATE:
@@ -128,6 +137,8 @@ def _resolve_part(
     ahead, sizes = _split(part, shape)
     if prod(shape) == 1:  # one scale for all, which may be stored with fewer dims
         ahead, sizes = (1,) * len(lead), (1,) * len(part.dims)
+    if width != part.width and any(dim.bits for dim in part.dims):
+        raise Mismatch(f"{key} has numbers of {width} bits, not of {part.width}")
     along = [Along(str(i), n) for i, n in enumerate(lead)]
     for dim, size in zip(part.dims, sizes, strict=True):
         along.append(_along(dim, size, width, found, others))
@@ -139,7 +150,7 @@ def _resolve_part(
         )
     if part.dims[0].axis == FLAT and found["in"] % along[0].per == 0:
         rows, per = found["out"], along[0].per
-        last = Along("in", found["in"] // per, per, along[0].bits, along[0].order)
+        last = replace(along[0], axis="in", size=found["in"] // per)
         return StoredPart(key, (rows, last.size), (Along("out", rows), last))
     return StoredPart(key, expected, tuple(along))
 
@@ -148,10 +159,13 @@ def _along(dim: Dim, size: int, width: int, found: dict[str, Any], others: Store
     length = found["out"] * found["in"] if dim.axis == FLAT else found[dim.axis]
     if dim.bits:
         bits = _number(dim.bits, found)
-        if not bits or width % bits:
-            raise Mismatch(f"numbers of {bits} bits that are packed in {width} are not supported")
-        per = width // bits
-        return Along(dim.axis, -(-length // per), per, bits, ORDERS[dim.order])
+        if not 0 < bits <= width:
+            raise Mismatch(f"elements of {bits} bits are not packed in {width}")
+        less, size = int(found.get(dim.less or "") or 0), -(-length * bits // width)
+        out = Along(dim.axis, size, width // bits, bits, ORDERS[dim.order], width, less)
+        if out.straddles and (less or dim.order != "low" or dim.axis == FLAT):
+            raise Mismatch(f"elements of {bits} bits that are packed in {width} are not supported")
+        return out
     if dim.through:
         if dim.through in others:
             return Along(dim.axis, size, 1, through=dim.through)
@@ -227,7 +241,9 @@ class Place(NamedTuple):
     read: Tensor
     spread: Tensor | None
     within: Tensor | None
-    """For packed numbers: the place of each wanted element, from the lowest bits."""
+    """For packed numbers: where each wanted element begins, in bits from the lowest."""
+    beyond: Tensor | None = None
+    """For elements that may lie in two numbers: as `spread`, for the second."""
 
 
 def wanted(
@@ -279,11 +295,16 @@ def _places(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> l
 
 
 def _place(dim: Along, where: Tensor) -> Place:
-    if dim.per == 1 and dim.through is None:
+    if dim.per == 1 and not dim.bits and dim.through is None:
         return Place(where, None, None)
     within = None
+    if dim.straddles:
+        first, last = where * dim.bits // dim.width, ((where + 1) * dim.bits - 1) // dim.width
+        read, both = torch.unique(torch.stack([first, last]), return_inverse=True)
+        return Place(read, both[0], where * dim.bits % dim.width, both[1])
     if dim.bits:
-        within = torch.tensor([*dim.order][: dim.per], device=where.device)[where % dim.per]
+        order = torch.tensor([*dim.order][: dim.per], device=where.device)
+        within = order[where % dim.per] * dim.bits
     read, spread = torch.unique(where // dim.per, return_inverse=True)
     return Place(read, spread, within)
 
@@ -299,9 +320,10 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
         assert place.spread is not None
         tensor = tensor[place.spread]
         if place.within is not None:
-            tensor = _unpacked(tensor, dims[0].bits, place.within)
+            tensor = _unpacked(tensor, dims[0], place.within)
         return tensor
     for d, place in enumerate(places):
+        beyond = None if place.beyond is None else tensor.index_select(d, place.beyond)
         if place.spread is not None and len(place.read) > 1:
             tensor = tensor.index_select(d, place.spread)
         if place.within is not None:
@@ -310,7 +332,7 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
                 tensor = tensor.expand(
                     *(len(place.within) if i == d else -1 for i in range(len(shape)))
                 )
-            tensor = _unpacked(tensor, dims[d].bits, place.within.view(shape))
+            tensor = _unpacked(tensor, dims[d], place.within.view(shape), beyond)
     names = [dim.axis for dim in dims]
     missing = [axis for axis in weight.axes if axis not in names]
     tensor = tensor.reshape(*tensor.shape, *[1] * len(missing))
@@ -318,5 +340,13 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
     return tensor.permute([names.index(axis) for axis in weight.axes])
 
 
-def _unpacked(tensor: Tensor, bits: int, within: Tensor) -> Tensor:
-    return (tensor.to(torch.int32) >> (within * bits).to(torch.int32)) & ((1 << bits) - 1)
+def _unpacked(tensor: Tensor, dim: Along, within: Tensor, beyond: Tensor | None = None) -> Tensor:
+    mask = (1 << dim.bits) - 1
+    if beyond is not None:  # what is not of the element in the second number is above its bits
+        whole = (1 << dim.width) - 1
+        first, second = (half.to(torch.int64) & whole for half in (tensor, beyond))
+        return (((first >> within) | (second << (dim.width - within))) & mask).int()
+    tensor = tensor.to(torch.int32)
+    if dim.less:
+        tensor = tensor + sum(dim.less << (dim.bits * place) for place in range(dim.per))
+    return (tensor >> within.to(torch.int32)) & mask

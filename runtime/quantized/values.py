@@ -20,12 +20,22 @@ Parameters = Mapping[str, Any]
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of a 4-bit float with 2 bits of exponent (OCP Microscaling Formats, 5.3.3)."""
 
+_POSITIVE = [m / 8 if e == 0 else (1 + m / 8) * 2 ** (e - 1) for e in range(4) for m in range(8)]
+FLOAT6 = (*_POSITIVE, *(-value for value in _POSITIVE))
+"""The values of a 6-bit float with 2 bits of exponent (the same, 5.3.2)."""
+
 BIAS = 127
 """What is subtracted from a stored exponent of 8 bits."""
 
 
 def scaled(parts: Parts, parameters: Parameters) -> Tensor:
-    """Return codes times scale, less a zero point if there is one."""
+    """Return codes times scale, less a zero point if there is one.
+
+    Inputs may have a scale, too, by which they are to be multiplied. The weight takes it here.
+    """
+    if "inputs" in parts:
+        rest = {role: tensor for role, tensor in parts.items() if role != "inputs"}
+        return scaled(rest, parameters) * parts["inputs"]
     codes, scale = parts["codes"], _scale(parts["scale"])
     if "zero" in parts:
         return (codes.float() - parts["zero"].float()).to(scale.dtype) * scale
@@ -43,15 +53,20 @@ def packed(parts: Parts, parameters: Parameters) -> Tensor:
     return (parts["codes"] - zero).to(parts["scale"].dtype) * parts["scale"]
 
 
-def shifted(parts: Parts, parameters: Parameters) -> Tensor:
-    """The same, where the zero point is stored less `shift`."""
-    zero = parts["zero"] + int(parameters["shift"])
-    return (parts["codes"] - zero).to(parts["scale"].dtype) * parts["scale"]
+def packed_signed(parts: Parts, parameters: Parameters) -> Tensor:
+    """The same, where the zero point is not packed, and is stored less the middle code."""
+    zero = parts["zero"].int() + (1 << (int(parameters["bits"]) - 1))
+    return packed({**parts, "zero": zero}, parameters)
 
 
 def float4(parts: Parts, parameters: Parameters) -> Tensor:
     """Return 4-bit floats times scale."""
     return _table(FLOAT4, parts["codes"]) * _scale(parts["scale"])
+
+
+def float6(parts: Parts, parameters: Parameters) -> Tensor:
+    """Return 6-bit floats times scale."""
+    return _table(FLOAT6, parts["codes"]) * _scale(parts["scale"])
 
 
 def nvfloat4(parts: Parts, parameters: Parameters) -> Tensor:
