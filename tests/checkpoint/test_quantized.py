@@ -106,6 +106,7 @@ def test_a_weight_that_is_held_as_stored_never_changes(tmp_path: Path) -> None:
     for same in (copy.deepcopy(kept), kept.clone(), kept.to(torch.float32), kept.t().t()):
         assert isinstance(same, KeptWeight)
         assert torch.equal(same.dense(), kept.dense())
+    moved: Any
     for moved in (kept, kept.t()):  # strides are those of what is computed
         assert moved.stride() == moved.dense().stride()
         assert torch.equal(moved.reshape(-1), moved.dense().reshape(-1))
@@ -148,6 +149,12 @@ BROKEN: dict[str, tuple[Made, str]] = {
     "other bits": (
         packed(16, 16)._replace(config={**gptq(8, 8).config, "bits": 3}),
         "no tensor is stored so",
+    ),
+    "activations that are rotated": (
+        packed(16, 16)._replace(
+            config={**packed(16, 16).config, "transform_config": {"config_groups": {"R1": {}}}}
+        ),
+        "transform_config",
     ),
     "zero points of another shape": (
         edited(gptq(16, 16), qzeros=torch.ones(1, 1, dtype=torch.int32)),
