@@ -27,13 +27,19 @@ EMBEDDING = re.compile("emb|wte|wpe|shared.weight|lm_head")
 Tensors = dict[str, Tensor]
 
 
-def quantize(directory: str | Path, how: str, counts: tuple[int, int] = (5, 3)) -> Path:
+def quantize(
+    directory: str | Path,
+    how: str,
+    counts: tuple[int, int] = (5, 3),
+    block: tuple[int, int] | None = None,
+) -> Path:
     """Quantize weights of a checkpoint; return the folder of the dense copy.
 
     Args:
         directory: as `save_pretrained` writes it.
         how: "fp8" or "int4".
         counts: about how many blocks the rows and the columns of the longest weight have.
+        block: rows and columns of a block, in place of `counts`.
     """
     directory = Path(directory)
     config = json.loads((directory / "config.json").read_text())
@@ -42,7 +48,7 @@ def quantize(directory: str | Path, how: str, counts: tuple[int, int] = (5, 3)) 
     found = [t for tensors in files.values() for n, t in tensors.items() if _is_weight(n, t)]
     rows = max((t.shape[-2] for t in found), default=1)
     columns = max((t.shape[-1] for t in found), default=1)
-    block = -(-rows // counts[0]), -(-columns // counts[1])
+    block = block or (-(-rows // counts[0]), -(-columns // counts[1]))
     for path, tensors in files.items():
         dense: Tensors = {}
         stored: Tensors = {}

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.faults import checkpoints, commands
+from benchmarks.faults import checkpoints, commands, quantized
 from benchmarks.faults.models import KINDS
 from benchmarks.faults.outcomes import Tally, Wrong
 from benchmarks.faults.plan_mutations import mutated
@@ -34,6 +34,12 @@ def test_mutated_plans(kind: str) -> None:
 def test_mutated_checkpoints() -> None:
     for kind, tally in checkpoints.campaign(30, 7):
         assert tally.ok, (kind, tally.cases)
+
+
+def test_mutated_quantized_checkpoints() -> None:
+    for kind, tally in quantized.campaign(40, 7):
+        assert tally.ok, (kind, tally.cases)
+        assert tally.counts["refused"] > 5
 
 
 def test_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

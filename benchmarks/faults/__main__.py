@@ -11,9 +11,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import click
 
+CAMPAIGNS = ["plans", "checkpoints", "quantized", "commands", "strangers"]
+
 
 @click.command()
-@click.argument("campaign", type=click.Choice(["plans", "checkpoints", "commands", "strangers"]))
+@click.argument(
+    "campaign", type=click.Choice(["plans", "checkpoints", "quantized", "commands", "strangers"])
+)
 @click.option(
     "--count", type=click.IntRange(1), required=True, help="Mutants, or connections, in all."
 )

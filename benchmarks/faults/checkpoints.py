@@ -53,13 +53,13 @@ def written(folder: Path) -> None:
 
 
 def local_part(
-    folder: Path, plan: Plan, mesh: Mesh, trust_remote_code: bool = False
+    folder: Path, plan: Plan, mesh: Mesh, trust_remote_code: bool = False, keep: bool = False
 ) -> torch.nn.Module:
     """What one rank holds after `load`, without the others."""
     checkpoint, model = _open_checkpoint(folder, plan, True, None, trust_remote_code, USUAL, {})
     assert checkpoint is not None
     conversions, mesh = Conversions(model), _split(model, plan, mesh)
-    where = {"device": torch.device("cpu"), "conversions": conversions}
+    where: Any = {"device": torch.device("cpu"), "conversions": conversions, "keep": keep}
     load_weights(model, checkpoint, placements(model), mesh.coords, **where)
     return model.eval()
 

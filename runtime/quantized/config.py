@@ -72,7 +72,12 @@ def read_quantization(config: Any) -> Quantization | None:
             "use the checkpoint that it was made from, or a package that adds the format (an entry "
             "point in the group shardwright.quantization)"
         )
-    schemes = READERS.get(method, _plain)(fields, known)
+    try:
+        schemes, left_out = READERS.get(method, _plain)(fields, known), tuple(_left_out(fields))
+    except (TypeError, AttributeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"the quantization_config cannot be read ({error}): fetch config.json again"
+        ) from None
     for scheme in schemes:
         for key, value in scheme.parameters.items():
             if value is not None and (type(value) is not int or value < (key != "less")):
@@ -80,7 +85,7 @@ def read_quantization(config: Any) -> Quantization | None:
                     f"the quantization_config gives {key} as {value!r:.40}, which is not a number "
                     "above 0: fetch config.json again"
                 )
-    return Quantization(method, tuple(schemes), tuple(_left_out(fields)), fields)
+    return Quantization(method, tuple(schemes), left_out, fields)
 
 
 def drop_quantization(config: Any) -> None:
@@ -107,8 +112,15 @@ LEFT_OUT = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "ignore
 
 
 def _left_out(fields: Fields) -> Iterable[str]:
-    listed = [name for key in LEFT_OUT for name in fields.get(key) or ()]
+    listed = [name for key in LEFT_OUT for name in _list(fields, key)]
     return map(str, listed or () if fields.get("lm_head") else [*listed, "lm_head"])
+
+
+def _list(fields: Fields, key: str) -> list[Any]:
+    found = fields.get(key) or []
+    if not isinstance(found, list | tuple):
+        raise TypeError(f"{key} is {found!r:.40}, not a list")
+    return [*found]
 
 
 def _plain(fields: Fields, known: list[Format]) -> list[Scheme]:
@@ -198,7 +210,7 @@ def _by_groups(fields: Fields, known: list[Format]) -> list[Scheme]:
         name = PACKED.get(str(group.get("format") or fields.get("format")), "compressed-tensors")
         first = sorted(known, key=lambda form: form.name != name)
         parameters = {"bits": weights.get("num_bits", 8), **STRATEGIES[strategy](weights)}
-        out.append(Scheme(tuple(first), parameters, tuple(map(str, group.get("targets") or ()))))
+        out.append(Scheme(tuple(first), parameters, tuple(map(str, _list(group, "targets")))))
     return out
 
 
