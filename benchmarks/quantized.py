@@ -33,6 +33,7 @@ from benchmarks.zoo import write
 from benchmarks.zoo_case import COUNTS, build
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.config import read_config
 from tests import planning, zoo
 from tests.ranks import run_ranks
 
@@ -89,7 +90,9 @@ def compared(name: str, hows: tuple[str, ...], ranks: tuple[int, ...]) -> Iterat
             at = zlib.crc32(name.encode())
             dense = quantize(directory, how, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
             how_built = {"experts_implementation": "batched_mm"} if _batched(model) else {}
-            whole: Any = type(model).from_pretrained(dense, dtype=dtype, **how_built).eval()
+            config = read_config(dense)
+            whole: Any = type(model).from_pretrained(dense, config=config, dtype=dtype, **how_built)
+            whole.eval()
             expected = _outcome(whole, inputs)
             whole.config.quantization_config = json.loads(
                 (Path(directory) / "config.json").read_text()
