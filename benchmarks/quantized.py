@@ -74,33 +74,39 @@ def main(
 
 
 def compared(name: str, hows: tuple[str, ...], ranks: tuple[int, ...]) -> Iterator[Row]:
-    """Yield a row for each format and number of ranks."""
-    try:
-        config, model = build("causal", name, torch.float64)
-        inputs = zoo.inputs(name, config, dtype=torch.float64)
-        with torch.no_grad():
-            model(**inputs)
-        dtype = torch.float64
-    except RuntimeError:  # it mixes dtypes
-        config, model = build("causal", name, torch.float32)
-        inputs, dtype = zoo.inputs(name, config, dtype=torch.float32), torch.float32
+    """Yield a row for each format and number of ranks; in float32 if the model mixes dtypes."""
     for how in hows:
-        with tempfile.TemporaryDirectory() as directory:
-            model.save_pretrained(directory)
-            at = zlib.crc32(name.encode())
-            dense = quantize(directory, how, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
-            how_built = {"experts_implementation": "batched_mm"} if _batched(model) else {}
-            config = read_config(dense)
-            whole: Any = type(model).from_pretrained(dense, config=config, dtype=dtype, **how_built)
-            whole.eval()
-            expected = _outcome(whole, inputs)
-            whole.config.quantization_config = json.loads(
-                (Path(directory) / "config.json").read_text()
-            )["quantization_config"]
-            example = zoo.example(name, config, "causal", dtype)
-            for tp in ranks:
-                row = {"name": name, "how": how, "tp": tp}
-                yield row | _verdict(whole, directory, example, inputs, tp, expected, how_built)
+        try:
+            yield from _of_format(name, how, ranks, torch.float64)
+        except RuntimeError:
+            yield from _of_format(name, how, ranks, torch.float32)
+
+
+def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) -> Iterator[Row]:
+    """Yield a row for each number of ranks.
+
+    Raises:
+        RuntimeError: the whole model cannot run in `dtype`.
+    """
+    config, model = build("causal", name, dtype)
+    inputs, example = (make(name, config, "causal", dtype) for make in (_inputs, zoo.example))
+    experts = {"experts_implementation": "batched_mm"} if _batched(model) else {}
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        at = zlib.crc32(name.encode())
+        dense = quantize(directory, how, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
+        read: Row = {"config": read_config(dense), "dtype": dtype, **experts}
+        whole: Any = type(model).from_pretrained(dense, **read)
+        expected = _outcome(whole.eval(), inputs)
+        said = json.loads((Path(directory) / "config.json").read_text())
+        whole.config.quantization_config = said["quantization_config"]
+        for tp in ranks:
+            row = {"name": name, "how": how, "tp": tp}
+            yield row | _verdict(whole, directory, example, inputs, tp, expected, experts)
+
+
+def _inputs(name: str, config: Any, kind: str, dtype: torch.dtype) -> Row:
+    return zoo.inputs(name, config, kind=kind, dtype=dtype)
 
 
 def _batched(model: Any) -> bool:
@@ -114,13 +120,13 @@ def _verdict(
     inputs: Row,
     tp: int,
     expected: Row,
-    how_built: Row,
+    experts: Row,
 ) -> Row:
     try:
         plan = planning.plan(whole, tp=tp, kwargs=example)
 
         def run(mesh: Mesh) -> Row:
-            how: Any = how_built
+            how: Any = experts
             model: Any = shardwright.load(directory, plan, mesh=mesh.device_mesh, **how)
             held = model.shardwright_report.held
             return _outcome(model, inputs) | {"held": held}

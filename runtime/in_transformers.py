@@ -136,7 +136,9 @@ def _take_over() -> None:
 def _refuse(model: nn.Module, files: Any, config: Any) -> None:
     """Raise UsageError for files that we cannot read, or a model that has other styles."""
     if config.hf_quantizer is not None:
-        raise UsageError("a quantized checkpoint cannot be split by a plan yet: use what it is of")
+        raise UsageError(
+            "from_pretrained cannot split a quantized checkpoint by a plan: use shardwright.load"
+        )
     if not files or not str(files[0]).endswith(".safetensors"):
         raise UsageError("a plan is carried out on safetensors files: save the model as such")
     styled = [n for n, m in model.named_modules() if "." in n and hasattr(m, HOOKED)]
