@@ -123,7 +123,8 @@ class Reader:
         def read(key: str, at: Index) -> Tensor:
             weight = self._quantized.get(key)
             parts = {"": self._part(key, at)} if weight is None else self._parts(weight, at)
-            pieces.append(Piece.of(weight, at, parts))
+            aligned = {role: _aligned(tensor) for role, tensor in parts.items()}
+            pieces.append(Piece.of(weight, at, aligned))
             return torch.empty([len(i) for i in at], device="meta")
 
         part(made, index, read)
@@ -162,6 +163,11 @@ class Reader:
             out = out.index_select(d, index[d])
         self.read += out.nbytes
         return out
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if its address in the file is not aligned to its elements."""
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
 @contextmanager

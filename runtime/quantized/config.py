@@ -131,8 +131,8 @@ def _plain(fields: Fields, known: list[Format]) -> list[Scheme]:
 
 def _blocks(fields: Fields, known: list[Format]) -> list[Scheme]:
     block = fields.get("weight_block_size")
-    if block is None:
-        return [Scheme(tuple(known))]
+    if block is None:  # the size of blocks cannot be told from the number of their scales
+        return [Scheme(tuple(known), {"rows": rows, "cols": None}) for rows in (None, 1)]
     if not isinstance(block, list | tuple) or len(block) != 2:
         raise CheckpointError(
             f"the quantization_config gives weight_block_size as {block!r:.40}, which is not a "

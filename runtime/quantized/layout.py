@@ -323,9 +323,9 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
             tensor = _unpacked(tensor, dims[0], place.within)
         return tensor
     for d, place in enumerate(places):
-        beyond = None if place.beyond is None else tensor.index_select(d, place.beyond)
+        beyond = None if place.beyond is None else _selected(tensor, d, place.beyond)
         if place.spread is not None and len(place.read) > 1:
-            tensor = tensor.index_select(d, place.spread)
+            tensor = _selected(tensor, d, place.spread)
         if place.within is not None:
             shape = [-1 if i == d else 1 for i in range(tensor.dim())]
             if len(place.read) == 1:
@@ -338,6 +338,12 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
     tensor = tensor.reshape(*tensor.shape, *[1] * len(missing))
     names += missing
     return tensor.permute([names.index(axis) for axis in weight.axes])
+
+
+def _selected(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    if tensor.dtype.itemsize > 1:
+        return tensor.index_select(dim, index)
+    return tensor.view(torch.uint8).index_select(dim, index).view(tensor.dtype)  # any 8-bit float
 
 
 def _unpacked(tensor: Tensor, dim: Along, within: Tensor, beyond: Tensor | None = None) -> Tensor:

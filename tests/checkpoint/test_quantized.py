@@ -129,6 +129,10 @@ BROKEN: dict[str, tuple[Made, str]] = {
         edited(fp8(16, 16), weight_scale_inv=torch.ones(3, 2)),
         r"weight_scale_inv has shape \[3, 2\]",
     ),
+    "blocks of a size that is not said": (
+        fp8(16, 16)._replace(config={"quant_method": "fp8"}),
+        r"weight_scale_inv has shape \[2, 2\]",
+    ),
     "a block size of 0": (
         fp8(16, 16)._replace(config={"quant_method": "fp8", "weight_block_size": [0, 128]}),
         "not a number above 0",
