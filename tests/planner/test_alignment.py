@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, GptOssConfig
 
 import shardwright
+from tests import planning
 from tests.ranks import run_ranks
 
 PINS = {"model.layers.*.mlp.experts.down_proj": "shard:1"}
@@ -21,7 +22,7 @@ def test_uneven_experts_keep_rows_of_16_bytes() -> None:
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     assert "grouped_mm" in model.get_experts_implementation().values()
-    plan = shardwright.plan(model, tp=3, pins=PINS)
+    plan = planning.plan(model, tp=3, pins=PINS)
     ids = torch.arange(1, 15).view(2, 7)
     expected = model(ids).logits
 
