@@ -89,7 +89,8 @@ def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) 
         RuntimeError: the whole model cannot run in `dtype`.
     """
     config, model = build("causal", name, dtype)
-    inputs, example = (make(name, config, "causal", dtype) for make in (_inputs, zoo.example))
+    inputs = zoo.inputs(name, config, dtype=dtype)
+    example = zoo.example(name, config, "causal", dtype)
     experts = {"experts_implementation": "batched_mm"} if _batched(model) else {}
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
@@ -103,10 +104,6 @@ def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) 
         for tp in ranks:
             row = {"name": name, "how": how, "tp": tp}
             yield row | _verdict(whole, directory, example, inputs, tp, expected, experts)
-
-
-def _inputs(name: str, config: Any, kind: str, dtype: torch.dtype) -> Row:
-    return zoo.inputs(name, config, kind=kind, dtype=dtype)
 
 
 def _batched(model: Any) -> bool:

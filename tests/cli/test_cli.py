@@ -23,8 +23,8 @@ OPTIONS = {
     "plan": "--batch --cache-dir --compare-tp-plan --dequantize --device --dp --dtype --dump "
     "--help --html --inputs --json --local-files-only --memory --mesh --objective "
     "--optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
-    "--revision --seq --sequence-parallel --solver --time-limit --tp --tp-plan --trust- "
-    "remote-code --write-model -h -o -q",
+    "--revision --seq --sequence-parallel --solver --time-limit --tp --tp-plan "
+    "--trust-remote-code --write-model -h -o -q",
     "show": "--help --html --inputs --json --model --trust-remote-code -h",
     "explain": "--cache-dir --help --inputs --json --local-files-only --revision "
     "--trust-remote-code -h",
