@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,19 @@ DENSE = "dense"
 LEAST = 8
 """Least length of the two last dims of a quantized weight."""
 
+COUNTS = (3, 5, 7, 11)
+"""How many blocks the longest dim of a model's weights may have."""
+
 EMBEDDING = re.compile("emb|wte|wpe|shared.weight|lm_head")
 """Names of weights that are seldom quantized."""
 
 Tensors = dict[str, Tensor]
+
+
+def counts_for(name: str) -> tuple[int, int]:
+    """Return how many blocks the weights of a model get; the same each time for a name."""
+    at = zlib.crc32(name.encode())
+    return COUNTS[at % 4], COUNTS[at // 4 % 4]
 
 
 def quantize(
@@ -84,7 +94,8 @@ def _index(directory: Path) -> None:
     index.write_text(json.dumps({"metadata": {}, "weight_map": named}))
 
 
-def _spread(scale: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
+def spread(scale: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
+    """Repeat the scale of each block for all of its elements; `shape` is the weight's."""
     out = scale.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
     return out[..., : shape[-2], : shape[-1]]
 
@@ -98,14 +109,14 @@ def _greatest(weight: Tensor, block: tuple[int, int]) -> Tensor:
 
 def _fp8(weight: Tensor, block: tuple[int, int]) -> tuple[Tensors, Tensor]:
     scale = _greatest(weight, block) / 448
-    codes = (weight / _spread(scale, block, weight.shape)).to(torch.float8_e4m3fn)
-    return {"": codes, "_scale_inv": scale}, codes.float() * _spread(scale, block, weight.shape)
+    codes = (weight / spread(scale, block, weight.shape)).to(torch.float8_e4m3fn)
+    return {"": codes, "_scale_inv": scale}, codes.float() * spread(scale, block, weight.shape)
 
 
 def _int4(weight: Tensor, block: tuple[int, int]) -> tuple[Tensors, Tensor]:
     group = (1, _group(block))
     scale = _greatest(weight, group) / 7.5
-    wide = _spread(scale, group, weight.shape)
+    wide = spread(scale, group, weight.shape)
     codes = (weight / wide).round().clamp(-8, 7).int()
     words = -(-weight.shape[-1] // 8)
     padded = torch.nn.functional.pad(codes + 8, (0, words * 8 - weight.shape[-1]))

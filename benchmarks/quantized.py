@@ -15,7 +15,6 @@ import json
 import sys
 import tempfile
 import traceback
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +27,9 @@ from rich.progress import track
 
 import shardwright
 from benchmarks.compare import decode_step
-from benchmarks.quantize import HOW, quantize
+from benchmarks.quantize import HOW, counts_for, quantize
 from benchmarks.zoo import write
-from benchmarks.zoo_case import COUNTS, build
+from benchmarks.zoo_case import build, experts_of
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.config import read_config
@@ -91,11 +90,10 @@ def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) 
     config, model = build("causal", name, dtype)
     inputs = zoo.inputs(name, config, dtype=dtype)
     example = zoo.example(name, config, "causal", dtype)
-    experts = {"experts_implementation": "batched_mm"} if _batched(model) else {}
+    experts = experts_of(model)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
-        at = zlib.crc32(name.encode())
-        dense = quantize(directory, how, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
+        dense = quantize(directory, how, counts_for(name))
         read: Row = {"config": read_config(dense), "dtype": dtype, **experts}
         whole: Any = type(model).from_pretrained(dense, **read)
         expected = _outcome(whole.eval(), inputs)
@@ -104,10 +102,6 @@ def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) 
         for tp in ranks:
             row = {"name": name, "how": how, "tp": tp}
             yield row | _verdict(whole, directory, example, inputs, tp, expected, experts)
-
-
-def _batched(model: Any) -> bool:
-    return "batched_mm" in model.get_experts_implementation().values()
 
 
 def _verdict(

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.quantize import spread
+
 GROUP = 32
 
 
@@ -57,11 +59,6 @@ def _blocks(weight: Tensor, rows: int, columns: int, reduce: Callable[..., Tenso
     return torch.stack([torch.stack(row) for row in parts])
 
 
-def _spread(blocks: Tensor, rows: int, columns: int, shape: torch.Size) -> Tensor:
-    wide = blocks.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return wide[: shape[0], : shape[1]]
-
-
 def _fp8(
     weight: Tensor, rows: int = 0, columns: int = 0, exponents: str = "", name: str = ""
 ) -> Packed:
@@ -69,7 +66,7 @@ def _fp8(
     scale = _blocks(weight, rows, columns, lambda b: b.abs().max()) / 448
     if exponents:
         scale = scale.log2().ceil().exp2()
-    wide = _spread(scale, rows, columns, weight.shape)
+    wide = spread(scale, (rows, columns), weight.shape)
     codes = (weight / wide).to(torch.float8_e4m3fn)
     stored = scale if scale.numel() > 1 else scale.view(())
     if exponents:
@@ -92,8 +89,7 @@ def _fp8_way(*block: int, exponents: str = "", name: str = "") -> Way:
 
 
 def _fp8_rows(weight: Tensor) -> Packed:
-    packed = _fp8(weight, 1, weight.shape[1], name="weight_scale")
-    return packed
+    return _fp8(weight, 1, weight.shape[1], name="weight_scale")
 
 
 def _mxfp4(weight: Tensor) -> Packed:

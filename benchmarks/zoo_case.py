@@ -6,7 +6,6 @@ import copy
 import shutil
 import tempfile
 import time
-import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import shardwright
 from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
-from benchmarks.quantize import DENSE, quantize
+from benchmarks.quantize import DENSE, counts_for, quantize
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
@@ -27,8 +26,6 @@ from tests import planning, zoo
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4
 """Tolerances for models that compute in float64 throughout, for those that cast to float32 inside,
 and for models in float32."""
-COUNTS = (3, 5, 7, 11)
-"""How many blocks the longest dim of a quantized model's weights may have."""
 FIGURES = {"logits": "LOGITS", "padded": "PADDED", "gradients": "GRADS", "decode": "DECODE"}
 """Differences in a row -> their name in a table."""
 
@@ -138,8 +135,7 @@ def _save(model: Any, rank: int, saved: bool | str) -> str:
     if rank == 0:
         model.save_pretrained(box[0], max_shard_size="100KB")
         if isinstance(saved, str):
-            at = zlib.crc32(type(model).__name__.encode())
-            quantize(box[0], saved, (COUNTS[at % 4], COUNTS[at // 4 % 4]))
+            quantize(box[0], saved, counts_for(type(model).__name__))
     dist.broadcast_object_list(box)
     return box[0]
 
@@ -150,16 +146,14 @@ def _read_again(case: Case, directory: str) -> Case:
     The model has not run yet: some models change themselves in their first run.
     """
     config = read_config(directory)
-    model = type(case.model).from_pretrained(directory, config=config, dtype=case.dtype)
-    _use_experts_of(case.model, model)
+    read: dict[str, Any] = {"config": config, "dtype": case.dtype, **experts_of(case.model)}
+    model = type(case.model).from_pretrained(directory, **read)
     return replace(case, model=model, expected=reference(copy.deepcopy(model), case.inputs))
 
 
 def _load(model: Any, plan: Plan, directory: str, rank: int) -> Any:
     """Load the split model from the directory, and then delete that."""
-    batched = "batched_mm" in model.get_experts_implementation().values()
-    how: dict[str, Any] = {"experts_implementation": "batched_mm"} if batched else {}
-    loaded = shardwright.load(directory, plan, device="cpu", **how)
+    loaded = shardwright.load(directory, plan, device="cpu", **experts_of(model))
     _delete(directory, rank)
     return loaded
 
@@ -171,9 +165,10 @@ def _delete(directory: str, rank: int) -> None:
         shutil.rmtree(directory)
 
 
-def _use_experts_of(model: Any, other: Any) -> None:
-    if "batched_mm" in model.get_experts_implementation().values():
-        other.set_experts_implementation("batched_mm")
+def experts_of(model: Any) -> dict[str, Any]:
+    """Return the arguments that give a loaded model the experts that `build` chose for `model`."""
+    batched = "batched_mm" in model.get_experts_implementation().values()
+    return {"experts_implementation": "batched_mm"} if batched else {}
 
 
 def _planned(plan: Plan) -> dict[str, Any]:

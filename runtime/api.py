@@ -376,9 +376,14 @@ def save(
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")
     if is_adapted(model):
         return save_adapters(model, directory)
-    placed = placements(model)
-    how: Any = {"max_shard_size": max_shard_size, "dequantize": dequantize}
-    write.save(model, directory, placed, mesh, **how)
+    write.save(
+        model,
+        directory,
+        placements(model),
+        mesh,
+        max_shard_size=max_shard_size,
+        dequantize=dequantize,
+    )
 
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) -> None:

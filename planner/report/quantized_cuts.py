@@ -20,10 +20,11 @@ def stored_in_words(plan: Plan, name: str) -> str | None:
     blocks = lookup(quantized.blocks, name) or [0, 0]
     sizes = " x ".join(str(n or "all") for n in blocks)
     text = f"as {quantized.method} stores it, {bits:.3g} bits an element, a scale for {sizes}"
-    entry = plan.parameter(name)
+    if (entry := plan.parameter(name)) is None:
+        return text
     ranks = [coords_of(plan.mesh, plan.sub_axes, rank) for rank in range(plan.world_size)]
-    dims = parse(entry.placement).dims[-2:] if entry else ()
-    cuts = [(at, n) for dim, n in zip(dims, blocks, strict=False) for at in _cuts(dim, ranks)]
+    dims = parse(entry.placement).dims[-2:]
+    cuts = [(at, n) for dim, n in zip(dims, blocks, strict=True) for at in _cuts(dim, ranks)]
     if not cuts:
         return text
     inside = sum(at % n != 0 if n else True for at, n in cuts)

@@ -90,12 +90,18 @@ def read_quantization(config: Any) -> Quantization | None:
 
 def drop_quantization(config: Any) -> None:
     """Remove what a config says of quantization: its model is going to be dense."""
-    for part in (config, getattr(config, "text_config", None)):
-        vars(part).pop("quantization_config", None) if part is not None else None
+    for part in _parts(config):
+        vars(part).pop("quantization_config", None)
+
+
+def _parts(config: Any) -> list[Any]:
+    """Return the config, and its text part if it has one."""
+    text = getattr(config, "text_config", None)
+    return [config] if text is None else [config, text]
 
 
 def _fields(config: Any) -> Fields | None:
-    for part in (config, getattr(config, "text_config", None)):
+    for part in _parts(config):
         found: Any = getattr(part, "quantization_config", None)
         found = found.to_dict() if hasattr(found, "to_dict") else found
         if found and isinstance(found, Mapping):
@@ -127,6 +133,10 @@ def _plain(fields: Fields, known: list[Format]) -> list[Scheme]:
     """The parameters are the config's numbers, under its own names."""
     numbers = {k: v for k, v in fields.items() if type(v) is int}
     return [Scheme(tuple(known), numbers)]
+
+
+def _told_by_shapes(fields: Fields, known: list[Format]) -> list[Scheme]:
+    return [Scheme(tuple(known))]
 
 
 def _blocks(fields: Fields, known: list[Format]) -> list[Scheme]:
@@ -166,7 +176,7 @@ LESS = {"gptq": 1, "gptq_v2": 0, "gemm": 0}
 
 
 def _as_saved(fields: Fields, known: list[Format]) -> list[Scheme]:
-    width = "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
+    width = "int8" if fields.get("load_in_8bit") else "4bit"
     return [Scheme(tuple(sorted(known, key=lambda form: not form.name.endswith(width))))]
 
 
@@ -220,9 +230,9 @@ READERS: Mapping[str, Callable[[Fields, list[Format]], list[Scheme]]] = {
     "awq": _grouped,
     "bitsandbytes": _as_saved,
     "compressed-tensors": _by_groups,
-    "fbgemm_fp8": lambda fields, known: [Scheme(tuple(known))],
-    "mxfp4": lambda fields, known: [Scheme(tuple(known))],
-    "torchao": lambda fields, known: [Scheme(tuple(known))],
+    "fbgemm_fp8": _told_by_shapes,
+    "mxfp4": _told_by_shapes,
+    "torchao": _told_by_shapes,
 }
 """`quant_method` -> how its config is read."""
 

@@ -132,13 +132,6 @@ SCALED = """
     codes:8     {}                   out in
     scale:32    {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
 """
-FLAT = """
-    codes:8     {}                   flat:4@high
-    absmax:32   {}.absmax            flat/block
-    levels:32   {}.quant_map         *
-    outer:32?   {}.nested_absmax     flat/outer
-    ladder:32?  {}.nested_quant_map  *
-"""
 F8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
 ACTIVATIONS = "input_scale input_zero_point input_global_scale activation_scale"
 
@@ -276,17 +269,16 @@ FORMATS: tuple[Format, ...] = (
         "int32",
     ),
     Format(
-        "bitsandbytes nf4",
+        "bitsandbytes 4bit",
         "bitsandbytes",
-        FLAT + "    state  {}.quant_state.bitsandbytes__nf4  *",
-        values.levels,
-        "uint8",
-        state=values.flat_state,
-    ),
-    Format(
-        "bitsandbytes fp4",
-        "bitsandbytes",
-        FLAT + "    state  {}.quant_state.bitsandbytes__fp4  *",
+        """
+            codes:8     {}                   flat:4@high
+            absmax:32   {}.absmax            flat/block
+            levels:32   {}.quant_map         *
+            outer:32?   {}.nested_absmax     flat/outer
+            ladder:32?  {}.nested_quant_map  *
+            state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
+        """,
         values.levels,
         "uint8",
         state=values.flat_state,

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.quantize import spread
+
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 
@@ -18,11 +20,6 @@ class Made(NamedTuple):
     stored: dict[str, Tensor]
     config: dict[str, Any]
     weight: Tensor
-
-
-def spread(scale: Tensor, rows: int, columns: int, shape: tuple[int, int]) -> Tensor:
-    wide = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return wide[: shape[0], : shape[1]]
 
 
 def ceil(a: int, b: int) -> int:
@@ -48,7 +45,7 @@ def fp8(o: int, i: int, r: int = 8, c: int = 8) -> Made:
     codes = torch.randn(o, i).to(torch.float8_e4m3fn)
     scale = scales(ceil(o, r), ceil(i, c))
     config = {"quant_method": "fp8", "weight_block_size": [r, c]}
-    weight = codes.float() * spread(scale, r, c, (o, i))
+    weight = codes.float() * spread(scale, (r, c), (o, i))
     return Made({"weight": codes, "weight_scale_inv": scale}, config, weight)
 
 
@@ -95,8 +92,8 @@ def packed(o: int, i: int, bits: int = 4, group: int | None = 8, zeros: bool = F
         stored["weight_zero_point"] = pack(zero, bits, 0)
     strategy = "group" if group else "channel"
     config = compressed("pack-quantized", bits, strategy, group)
-    less = (codes - spread(zero, 1, columns, (o, i))).float()
-    return Made(stored, config, less * spread(scale, 1, columns, (o, i)))
+    less = (codes - spread(zero, (1, columns), (o, i))).float()
+    return Made(stored, config, less * spread(scale, (1, columns), (o, i)))
 
 
 def nvfp4(o: int, i: int) -> Made:
@@ -105,7 +102,7 @@ def nvfp4(o: int, i: int) -> Made:
     both = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
     stored = {"weight_packed": both, "weight_scale": scale, "weight_global_scale": whole}
     config = compressed("nvfp4-pack-quantized", 4, "tensor_group", 16)
-    wide = spread(scale.float() / whole, 1, 16, (o, codes.shape[1]))
+    wide = spread(scale.float() / whole, (1, 16), (o, codes.shape[1]))
     return Made(stored, config, torch.tensor(E2M1)[codes] * wide)
 
 
@@ -168,7 +165,7 @@ def torchao(o: int, i: int, group: int = 8) -> Made:
     codes = torch.randint(-8, 8, (o, i), dtype=torch.int8)
     scale, zero = scales(o, i // group), torch.randint(-4, 4, (o, i // group), dtype=torch.int8)
     stored = {"_weight_qdata": codes, "_weight_scale": scale, "_weight_zero_point": zero}
-    weight = (codes.float() - spread(zero, 1, group, (o, i))) * spread(scale, 1, group, (o, i))
+    weight = (codes.float() - spread(zero, (1, group), (o, i))) * spread(scale, (1, group), (o, i))
     return Made(stored, {"quant_method": "torchao"}, weight)
 
 
