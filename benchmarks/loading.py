@@ -1,6 +1,7 @@
 """Loading a checkpoint onto two ranks: memory, bytes read, time; beside transformers' own loader.
 
     python -m benchmarks.loading [--json FILE] [--ranks 2] [--layers 10]
+    python -m benchmarks.loading --quantized fp8     or int4: held as stored, and dequantized
 
 Each way of loading runs in fresh processes on the same llama-shaped checkpoint (about 200 M
 parameters in bfloat16, made for the run). "peak" is the peak of anonymous memory during loading,
@@ -17,12 +18,14 @@ import json
 import multiprocessing as mp
 import os
 import re
+import shutil
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +48,19 @@ def config(layers: int) -> Any:
     )
 
 
-def make(directory: Path, layers: int) -> None:
-    """Write the checkpoint in several files."""
+def make(directory: Path, layers: int, how: str | None = None) -> None:
+    """Write the checkpoint in several files, quantized as `how` says."""
     import torch
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
     model = LlamaForCausalLM._from_config(config(layers), dtype=torch.bfloat16)
     model.save_pretrained(directory, max_shard_size="100MB")
+    if how is not None:
+        from benchmarks.quantize import DENSE, quantize
+
+        quantize(directory, how, block=(128, 128))
+        shutil.rmtree(directory / DENSE)
 
 
 LAYOUTS = {
@@ -64,25 +72,38 @@ LAYOUTS = {
 }
 
 
-def shardwright(directory: Path, rank: int, ranks: int) -> tuple[Any, int]:
-    """Load with this project; return the model and the bytes requested from the files."""
+def shardwright(directory: Path, rank: int, ranks: int, keep: bool = False) -> tuple[Any, int]:
+    """Load with this project; return the model and the bytes requested from the files.
+
+    Args:
+        directory: Of the checkpoint.
+        rank: This rank.
+        ranks: How many there are.
+        keep: Hold quantized weights as they are stored.
+    """
     from transformers import AutoConfig
 
     from shardwright.planner.contract.notation import parse
     from shardwright.runtime.checkpoint.load import load_weights
     from shardwright.runtime.checkpoint.source import Checkpoint
     from shardwright.runtime.model.build import empty_model, model_class
+    from shardwright.runtime.quantized.config import drop_quantization, read_quantization
 
     checkpoint = Checkpoint.open(directory)
     cfg = AutoConfig.from_pretrained(directory)
-    model = empty_model(model_class(cfg), cfg, dtype=checkpoint.dtype)
+    dtype = checkpoint.dtype
+    if (quantization := read_quantization(cfg)) is not None:
+        drop_quantization(cfg)
+        dtype = cfg.dtype
+        checkpoint = checkpoint.dequantized(quantization, dtype)
+    model = empty_model(model_class(cfg), cfg, dtype=dtype)
     placements = {
         name: parse(text)
         for name in checkpoint.tensors
         for pattern, text in LAYOUTS.items()
         if re.search(pattern, name)
     }
-    report = load_weights(model, checkpoint, placements, {"tp": (rank, ranks)})
+    report = load_weights(model, checkpoint, placements, {"tp": (rank, ranks)}, keep=keep)
     return model, report.read
 
 
@@ -111,7 +132,12 @@ WAYS: dict[str, tuple[Callable[..., tuple[Any, int | None]], bool]] = {
     "shardwright": (shardwright, True),
     "transformers, whole": (transformers_whole, False),
     "transformers, tp": (transformers_tp, True),
+    "held as stored": (partial(shardwright, keep=True), True),
+    "dequantized": (shardwright, True),
 }
+
+DENSE = ("shardwright", "transformers, whole", "transformers, tp")
+QUANTIZED = ("held as stored", "dequantized")
 
 
 def memory(field: str = "RssAnon") -> int:
@@ -143,9 +169,13 @@ def peak() -> Iterator[dict[str, int]]:
 
 
 def local_tensors(model: Any) -> list[Any]:
-    """Return the local tensors of all parameters and buffers on this rank."""
+    """Return what this rank holds of all parameters and buffers."""
+    import torch
+
     tensors = [*model.parameters(), *model.buffers()]
-    return [(t.to_local() if hasattr(t, "to_local") else t).detach() for t in tensors]
+    local = [(t.to_local() if hasattr(t, "to_local") else t).detach() for t in tensors]
+    stored = (t.held.tensors() if hasattr(t, "held") else [t] for t in local)
+    return [t.view(torch.uint8) if t.itemsize == 1 else t for ts in stored for t in ts]
 
 
 def use(tensors: list[Any]) -> None:
@@ -265,10 +295,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=1, help="rounds over all ways")
+    parser.add_argument("--quantized", choices=["fp8", "int4"], help="quantize the checkpoint")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        maker = mp.get_context("spawn").Process(target=make, args=(directory, options.layers))
+        work = (directory, options.layers, options.quantized)
+        maker = mp.get_context("spawn").Process(target=make, args=work)
         maker.start()
         maker.join()
         whole = _file_bytes(directory)
@@ -277,7 +309,7 @@ def main() -> None:
         rows = [
             row
             for _ in range(options.repeat)
-            for way in WAYS
+            for way in (QUANTIZED if options.quantized else DENSE)
             for row in run(way, directory, options.ranks)
         ]
     show(rows)

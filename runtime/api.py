@@ -118,23 +118,23 @@ def load(
     dtype, where = as_dtype(dtype), pick_device(device)
     origin: Any = {"revision": revision, "cache_dir": cache_dir, "token": token}
     origin["local_files_only"] = local_files_only
-    given = _plan_wanted(
-        plan, tp, mesh, model, dtype=dtype, trust_remote_code=trust_remote_code, **origin
-    )
+    wanted = {"dtype": dtype, "dequantize": bool(dequantize)}
+    wanted["trust_remote_code"] = trust_remote_code
+    given = _plan_wanted(plan, tp, mesh, model, **wanted, **origin)
     plan, ranks = meet(given, mesh, where, timeout)
     local = own_rows_wanted(cp, plan)
     how = (plan, weights, dtype, trust_remote_code, Hub(**origin), model_kwargs)
     opened, failure = tried(lambda: _open_checkpoint(model, *how))
     checkpoint, out = opened or (None, None)
+    keep = plan.workload.quantized is not None if dequantize is None else not dequantize
     alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
+    alike["dequantize"] = str(not keep)
     if checkpoint is not None:
         alike["weights"] = checkpoint.digest()
     agree("loading", failure, alike, groups_of(plan.mesh, ranks))
     assert out is not None
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
-    kept = plan.workload.quantized is not None
-    options["keep"] = kept if dequantize is None else not dequantize
-    split_and_read(out, plan, ranks, checkpoint, where, **options)
+    split_and_read(out, plan, ranks, checkpoint, where, keep=keep, **options)
     if local:
         take_own_rows(out, ranks)
     return cast("LoadedModel", out.eval())

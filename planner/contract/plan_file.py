@@ -112,7 +112,7 @@ class ModulePlan(SparsePart):
     """What changes in one module; modules that a plan does not name stay as they are."""
 
     optional = frozenset(
-        "attention draws each flags keeps no_gradient sizes unknown varies".split()
+        "attention checked draws each flags keeps no_gradient sizes unknown varies".split()
     )
 
     layer: str = Field(
@@ -141,6 +141,11 @@ class ModulePlan(SparsePart):
         default={},
         description="argument that is neither a tensor nor a size -> the values it had in the "
         "traced calls: a direct call of the module may give no other; left out if empty",
+    )
+    checked: bool = Field(
+        default=False,
+        description="whether its flags may depend on data: they are then compared in calls that "
+        "the model makes, too; left out if false",
     )
     varies: bool = Field(
         default=False,

@@ -72,6 +72,7 @@ def module_plans(
             sizes=given.get(name, {}),
             draws=drawn.get(name, []),
             flags=layouts.graph.flags.get(name, {}) if name in around else {},
+            checked=name in around and name in layouts.graph.flags_from_data,
             **_said(every.get(name, nothing)),
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))

@@ -189,6 +189,9 @@ class Graph:
     flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Module that was called -> flag -> the values that the flag had."""
 
+    flags_from_data: frozenset[str] = frozenset()
+    """Modules whose flags may depend on data: code that reads values calls them."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls without a cost: they only constrain the plan."""
 

@@ -137,26 +137,47 @@ def _main(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     try:
         with quiet():
-            dist.init_process_group(
-                "gloo",
-                store=dist.FileStore(f"{folder}/store", ranks),
-                rank=rank,
-                world_size=ranks,
-                timeout=timedelta(seconds=START),
-            )
-            dist.barrier()  # a rank that ended now would cut off ranks that still connect
-            assert isinstance(dist.group.WORLD, dist.ProcessGroup)
-            dist.group.WORLD.set_timeout(timedelta(minutes=30))
+            _connect(rank, ranks, folder)
             fn, args = pickle.loads(work)
             pipe.send((True, fn(*args)))
             dist.destroy_process_group()
     except ShardwrightError as error:
         pipe.send((False, error))
     except BaseException as error:
-        traceback.print_exc()
         text = (str(error).strip() or "no message").splitlines()[0]
-        kind = DistributedError if "gloo/transport" in text else ShardwrightError
+        cut_off = "gloo/transport" in text  # the rank at the other end tells why
+        if not cut_off:
+            traceback.print_exc()
+        kind = DistributedError if cut_off else ShardwrightError
         pipe.send((False, kind(f"rank {rank} failed: {type(error).__name__}: {text}")))
+
+
+def _connect(rank: int, ranks: int, folder: str) -> None:
+    """Form the process group of the ranks, who meet in `folder`.
+
+    Raises:
+        DistributedError: they do not get through to each other.
+    """
+    import torch.distributed as dist
+
+    from shardwright.runtime.ranks.failure import short
+
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(f"{folder}/store", ranks),
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=START),
+        )
+        dist.barrier()  # a rank that ended now would cut off ranks that still connect
+    except (RuntimeError, ValueError) as error:  # a stranger's bytes may be no number
+        raise DistributedError(
+            f"rank {rank} of {ranks} could not connect to the others ({short(error)}): try again; "
+            "another program of this machine may have sent something to its port"
+        ) from error
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    dist.group.WORLD.set_timeout(timedelta(minutes=30))
 
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

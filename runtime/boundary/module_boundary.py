@@ -158,7 +158,9 @@ class ModuleBoundary:
     def settle(self) -> None:
         """Derive flags for a fast call, once `inputs` and `outputs` are complete."""
         alone = not self.kept_names
+        self.checked = self.spec is not None and self.spec.checked
         self.apart = self.attention is not None or self.draws_apart or self.computes_with_full
+        self.apart |= self.checked
         """Whether the module's code needs `compute`, rather than a plain call."""
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
         self.idle_out = alone and all(change.only_in_backward for change in self.outputs)
@@ -254,6 +256,8 @@ class ModuleBoundary:
         """Run the module's own code, with what its random draws and its attention need."""
         if self.computes_with_full:
             return self.compute_with_full(module, args, kwargs)
+        if self.checked:
+            self.check_flags(args, kwargs, by_itself=False)
         always = self.model is not None and self.model.draws == "always"
         draws = self.draws if module.training or always else None
         # Compiled code uses the same dropout mask on the shard of each rank.
@@ -344,10 +348,7 @@ class ModuleBoundary:
                 return layer.forward(*args, **kwargs)
         interface = self.interface
         assert interface is not None
-        given = dict(zip(interface.names(args), args, strict=True)) | kwargs
-        defaults = interface.arguments.values()
-        defaults = {p.name: p.default for p in defaults if p.default is not p.empty}
-        check_flags(self.path, given, defaults, interface.spec.flags)
+        given = self.check_flags(args, kwargs, by_itself=True)
         filled = [] if compiling else may_be_filled(given, model.caches.names)
         opened = model.caches.open(map(given.get, model.caches.names))
         views, call.active, call.hook_views = call.hook_views, True, ()
@@ -369,6 +370,22 @@ class ModuleBoundary:
         finally:
             call.active, call.hook_views = False, views
             model.caches.seal(opened)
+
+    def check_flags(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], by_itself: bool
+    ) -> dict[str, Any]:
+        """Check the flags of a call, and return its arguments by name.
+
+        Raises:
+            UsageError: a flag has another value than in the plan.
+        """
+        interface = self.interface
+        assert interface is not None
+        given = dict(zip(interface.names(args), args, strict=True)) | kwargs
+        defaults = interface.arguments.values()
+        defaults = {p.name: p.default for p in defaults if p.default is not p.empty}
+        check_flags(self.path, given, defaults, interface.spec.flags, by_itself)
+        return given
 
     def run_with_full_tensors(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -84,8 +84,9 @@ def check_flags(
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
     had: Mapping[str, Sequence[PlainValue]],
+    by_itself: bool,
 ) -> None:
-    """Check the flags and numbers that a module is given in a direct call.
+    """Check the flags and numbers that a module is given in a call.
 
     None is allowed for an argument that was always a tensor: in a trace, models make masks that
     they omit otherwise.
@@ -95,6 +96,7 @@ def check_flags(
         given: The arguments by name.
         defaults: The default values of its arguments.
         had: The values of each argument in the calls of the plan.
+        by_itself: Whether it is called directly; else the model calls it.
 
     Raises:
         UsageError: one has another value than in the plan.
@@ -107,8 +109,9 @@ def check_flags(
             continue
         if name in had or (value and is_flag(value)):
             were = " or ".join(map(repr, among)) or "none"
+            direct = ", which is called by itself," if by_itself else ""
             raise UsageError(
-                f"argument '{name}' of '{module}', which is called by itself, is {value!r}"
+                f"argument '{name}' of '{module}'{direct} is {value!r}"
                 f"{'' if name in given else ' (left out)'}; such values in the calls that the plan "
                 f"was made for: {were}. With another its code may take a path that was not traced: "
                 "plan with example inputs with which the model gives it that"

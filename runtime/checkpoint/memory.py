@@ -9,6 +9,7 @@ From unpinned memory the driver copies through pinned memory of its own, and the
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -66,6 +67,17 @@ def _block(size: int) -> mmap.mmap:
     with suppress(OSError):  # a kernel without huge pages
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
+
+
+def release_freed() -> None:
+    """Return freed memory to the system, where the C library is glibc.
+
+    It finds no room for an aligned tensor where one of the same size was freed, so that the heap
+    grows with each (https://sourceware.org/bugzilla/show_bug.cgi?id=14581).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 ROOM = 16 << 20

@@ -25,6 +25,7 @@ from shardwright.runtime.checkpoint.expressions import (
     stored,
 )
 from shardwright.runtime.checkpoint.mapped import pieces
+from shardwright.runtime.checkpoint.memory import release_freed
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece, StoredTensor
@@ -44,6 +45,7 @@ class Reader:
 
     def __init__(self, checkpoint: Checkpoint, copy: Copy = Tensor.copy_) -> None:
         self.read = 0
+        self._computed = 0
         self._copy = copy
         self._tensors = checkpoint.tensors
         self._stored = checkpoint.stored
@@ -73,9 +75,15 @@ class Reader:
         Raises:
             CheckpointError: a file cannot be read.
         """
-        for box in boxes(ranges, target.element_size()):
+        made = self._expression(source)
+        quantized = any(key in self._quantized for key in stored(made))
+        for box in boxes(ranges, WORK if quantized else target.element_size()):
             index = tuple(i for _, i in box)
-            place(self._expression(source), index, self._part, target[inside(box)], self._copy)
+            place(made, index, self._part, target[inside(box)], self._copy)
+        self._computed += target.nbytes if quantized else 0
+        if self._computed > RELEASED:
+            release_freed()
+            self._computed = 0
 
     def _expression(self, source: Source) -> Expression:
         return source.made or Stored(source.key, self._tensors[source.key].shape)
@@ -123,8 +131,8 @@ class Reader:
         def read(key: str, at: Index) -> Tensor:
             weight = self._quantized.get(key)
             parts = {"": self._part(key, at)} if weight is None else self._parts(weight, at)
-            aligned = {role: _aligned(tensor) for role, tensor in parts.items()}
-            pieces.append(Piece.of(weight, at, aligned))
+            held = {role: _together(tensor) for role, tensor in parts.items()}
+            pieces.append(Piece.of(weight, at, held))
             return torch.empty([len(i) for i in at], device="meta")
 
         part(made, index, read)
@@ -165,9 +173,14 @@ class Reader:
         return out
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy if its address in the file is not aligned to its elements."""
-    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+def _together(tensor: Tensor) -> Tensor:
+    """Return the tensor; or a copy if it lies apart in the file, or not aligned to its elements."""
+    aligned = tensor.data_ptr() % tensor.element_size() == 0
+    return (
+        tensor
+        if aligned and tensor.is_contiguous()
+        else tensor.clone(memory_format=torch.contiguous_format)
+    )
 
 
 @contextmanager
@@ -180,6 +193,10 @@ def _reading(file: Path) -> Iterator[None]:
 
 CHUNK = 8 * 2**20
 """Most bytes per read, unless a single element is larger."""
+WORK = 16
+"""Bytes, about, that an element of a quantized weight takes while it is computed."""
+RELEASED = 16 * 2**20
+"""Bytes after whose computing freed memory is returned to the system."""
 MANY = 32
 """If there are more ranges than this, small ones are read together."""
 SMALL = 2**16

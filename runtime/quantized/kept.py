@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import UsageError
-from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight, computed
+from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight, computed, narrowed
 
 aten: Any = torch.ops.aten
 
 Runs = tuple[tuple[range, ...], ...]
 """For each dim, the wanted indices as runs of consecutive ones."""
+AT_ONCE = 1 << 24
+"""Elements that are computed at a time."""
 
 
 @dataclass(eq=False)
@@ -42,7 +44,7 @@ class Held:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Compute the local tensor."""
         pieces = iter(self.pieces)
-        return self.make(lambda key, index: next(pieces).dense()).to(dtype).contiguous()
+        return self.make(lambda key, index: next(pieces).dense(dtype)).to(dtype).contiguous()
 
     def moved(self, device: torch.device) -> Held:
         """Return the same on another device."""
@@ -77,13 +79,23 @@ class Piece:
         """Hold `parts` of the weight's elements at `index`."""
         return cls(weight, tuple(map(_runs, index)), parts)
 
-    def dense(self) -> Tensor:
-        """Compute the elements."""
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Compute the elements, `AT_ONCE` at a time: what that takes is far more than `dtype`."""
         if self.weight is None:
             return self.parts[""]
         device = next(iter(self.parts.values())).device
         index = tuple(_index(runs, device) for runs in self.runs)
-        return computed(self.weight, index, self.parts)
+        shape = [len(i) for i in index]
+        dim = next((d for d, n in enumerate(shape) if n > 1), 0)
+        step = max(AT_ONCE * shape[dim] // max(prod(shape), 1), 1)
+        if step >= shape[dim]:
+            return computed(self.weight, index, self.parts)
+        out = torch.empty(shape, dtype=dtype, device=device)
+        for piece in torch.arange(shape[dim], device=device).split(step):
+            some = (*index[:dim], index[dim][piece], *index[dim + 1 :])
+            parts = narrowed(self.weight, index, self.parts, some)
+            out.index_copy_(dim, piece, computed(self.weight, some, parts).to(dtype))
+        return out
 
     def moved(self, device: torch.device) -> Piece:
         """Return the same on another device."""

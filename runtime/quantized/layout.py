@@ -272,6 +272,24 @@ def computed(weight: QuantizedWeight, index: Index, parts: Parts) -> Tensor:
     return weight.format.value(spread, weight.parameters)
 
 
+def narrowed(weight: QuantizedWeight, index: Index, parts: Parts, some: Index) -> Parts:
+    """Return what the part at `some` needs, of what `wanted` read for the part at `index`."""
+    held = {
+        weight.parts[role].key: (tensor, _places(weight, role, index, parts))
+        for role, tensor in parts.items()
+    }
+
+    def read(part: StoredPart, at: Index) -> Tensor:
+        tensor, places = held[part.key]
+        for d, (place, wanted) in enumerate(zip(places, at, strict=True)):
+            if len(wanted) < len(place.read):
+                there, order = place.read.sort()
+                tensor = _selected(tensor, d, order[torch.searchsorted(there, wanted)])
+        return tensor
+
+    return wanted(weight, some, read)
+
+
 def _depends(weight: QuantizedWeight, role: str) -> bool:
     return any(dim.through for dim in weight.parts[role].dims)
 

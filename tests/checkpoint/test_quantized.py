@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -71,6 +72,8 @@ def test_any_part_is_that_of_the_whole(
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
     kept = Reader(checkpoint).kept(Source(NAME), ranges, torch.float32)
     assert isinstance(kept, KeptWeight)
+    with mock.patch("shardwright.runtime.quantized.kept.AT_ONCE", data.draw(st.integers(1, 99))):
+        assert torch.equal(kept.dense(), got)
     assert torch.equal(kept.dense(), got)
     assert torch.equal(
         kept.t() @ torch.ones(got.shape[0], 2), got.t() @ torch.ones(got.shape[0], 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ BELOW_ALL = {aten.lt.Scalar: False, aten.ge.Scalar: True}
 """Comparison -> its result for uniform random numbers in [0, 1) if the bound is not above 0."""
 
 
+OF_SIZES: ContextVar[bool] = ContextVar("of_sizes", default=False)
+"""Whether a tensor is just made of numbers of which some are sizes of example inputs."""
+
+
 class KnownValues:
     """The known values of fake tensors; tensors that are created within `fakes` are fake."""
 
@@ -47,6 +52,10 @@ class KnownValues:
         """Ids of all tensors that ever had a value: a fast test, because most tensors have none."""
         self._uniform = WeakIdKeyDictionary()
         """Tensors of random numbers in [0, 1)."""
+        self._varying = WeakIdKeyDictionary()
+        """Tensors whose values may be others for other example inputs, by their values or sizes."""
+        self.looked: Callable[[], None] = lambda: None
+        """Called where code may do something else for other such values."""
         self._fakes = fakes or nullcontext()
 
     def result(
@@ -56,17 +65,22 @@ class KnownValues:
 
         `fake` computes the result without values.
         """
-        given = func in LIFTED or all(t in self for t in tensors_in((args, kwargs)))
-        known = given and DRAWS not in func.tags and "empty" not in func.__name__
+        given = [*tensors_in((args, kwargs))]
+        all_known = func in LIFTED or all(t in self for t in given)
+        known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
+        fixed = bool(given) and not any(t in self._varying for t in given)
+        fixed = fixed and not (func in LIFTED and OF_SIZES.get())
         try:
             out = fake()
         except (DynamicOutputShapeException, DataDependentOutputException):
             made = self._computed(func, args, kwargs) if known else None
             if made is not None:
-                device = next(t.device for t in tensors_in((args, kwargs)))
+                device = given[0].device
                 with self._fakes:
                     out = tree_map(lambda v: _like(v, device), made)
-                self._keep(out, made)
+                self._keep(out, made, fixed)
+                if not fixed:
+                    self.looked()
                 return out, True
             if func is aten.bincount.default and (bins := _bins(*args, **kwargs)) is not None:
                 with self._fakes:
@@ -86,16 +100,26 @@ class KnownValues:
         if made is None:
             self._forget(func, args)
         else:
-            self._keep(out, made)
+            self._keep(out, made, fixed)
+            if func in LIFTED and not fixed:
+                out.constant = None
         return out, False
 
-    def keep(self, tensor: Tensor, value: Tensor) -> None:
-        """Note that `tensor` has this value."""
+    def keep(self, tensor: Tensor, value: Tensor, fixed: bool = True) -> None:
+        """Note that `tensor` has this value; `fixed` if it has that for all example inputs."""
         self._values[tensor] = value
         self._ids.add(id(tensor))
+        if not fixed:
+            self._varying[tensor] = True
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return the value of `tensor`; None if it is not known."""
+        return self._values.get(tensor)
+
+    def look(self, tensor: Tensor) -> Tensor | None:
+        """Return the value of `tensor`, for code that may do something else for another value."""
+        if tensor in self._varying:
+            self.looked()
         return self._values.get(tensor)
 
     def drop(self, tensor: Tensor) -> None:
@@ -107,7 +131,7 @@ class KnownValues:
     def same(self, made: Tensor, given: Tensor) -> None:
         """Note that `made` has the value of `given`, if that is known."""
         if given in self:
-            self.keep(made, self._values[given])
+            self.keep(made, self._values[given], given not in self._varying)
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._ids and tensor in self._values
@@ -125,9 +149,9 @@ class KnownValues:
             except Exception:  # any exception of a kernel: not every dtype has one
                 return None
 
-    def _keep(self, out: Any, made: Any) -> None:
+    def _keep(self, out: Any, made: Any, fixed: bool) -> None:
         for name, value in zip(tensors_in(out), tensors_in(made), strict=True):
-            self.keep(name, value)
+            self.keep(name, value, fixed)
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
         """Forget the values of tensors in memory that an op writes unknown values to."""

@@ -42,7 +42,7 @@ from shardwright.planner.trace.data_queries.conditional_regions import (
     tensors_of,
 )
 from shardwright.planner.trace.data_queries.errors import BranchesOnData, NeedsData
-from shardwright.planner.trace.data_queries.known_values import KnownValues, on_data
+from shardwright.planner.trace.data_queries.known_values import OF_SIZES, KnownValues, on_data
 from shardwright.planner.trace.data_queries.model_code import (
     answer_that_goes_on,
     may_be_caught,
@@ -155,7 +155,7 @@ class DataQueries(TorchFunctionMode):
         (x,) = args
         if known(x):
             return func(x)
-        if (value := self.value(x)) is not None:
+        if (value := self.values.look(inner(x))) is not None:
             with on_data():
                 return func(value)
         self.read(x)
@@ -208,7 +208,8 @@ class DataQueries(TorchFunctionMode):
         out, numbers = func(*args, **kwargs), tree_leaves(args[0])
         if all(isinstance(n, (int, float)) and type(n) is not DataNumber for n in numbers):
             with on_data():
-                self.values.keep(inner(out), torch.tensor(args[0], dtype=out.dtype))
+                value = torch.tensor(args[0], dtype=out.dtype)
+                self.values.keep(inner(out), value, fixed=not OF_SIZES.get())
         return out
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:

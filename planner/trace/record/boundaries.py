@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial, wraps
 from hashlib import sha256
@@ -16,6 +16,7 @@ from torch._C._functorch import (
     peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
 )
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_queries.conditional_regions import inner
@@ -57,14 +58,59 @@ def argument_names(forward: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
+NUMBERS = (int, float, str)
+"""What code may tell other code of the values that it has read."""
+
+
+class CallStack(list[str]):
+    """The paths of the modules that currently run, the innermost last.
+
+    Attributes:
+        callers: Module -> the modules whose code calls it.
+        reads: Modules whose code may do something else for other example inputs: it reads values
+            computed from theirs, or gets numbers from a module whose code does.
+    """
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        super().__init__(paths)
+        self.callers: dict[str, set[str]] = {}
+        self.reads: set[str] = set()
+
+    @property
+    def innermost(self) -> str:
+        """Return the module that currently runs."""
+        return self[-1] if self else ""
+
+    def read(self) -> None:
+        """Note that the innermost module reads values computed from example inputs."""
+        self.reads.add(self.innermost)
+
+    def enter(self, path: str) -> None:
+        """Note that a module begins to run."""
+        self.callers.setdefault(path, set()).add(self.innermost)
+        self.append(path)
+
+    def leave(self, output: Any) -> None:
+        """Note that the innermost module has returned `output`.
+
+        It may tell its caller what it has read.
+        """
+        path, told = self.pop(), (x for x in tree_leaves(output) if isinstance(x, NUMBERS))
+        if path in self.reads and any(True for _ in told):
+            self.read()
+
+    def given_numbers(self) -> set[str]:
+        """Return the modules that may be given numbers that depend on data."""
+        return {path for path, callers in self.callers.items() if callers & self.reads}
+
+
 @contextmanager
-def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
+def marked(root: nn.Module) -> Iterator[tuple[CallStack, dict[str, Noted]]]:
     """Context manager in which each module of `root` marks the tensors that it takes and returns.
 
-    Yields the paths of the modules that currently run, the innermost last, and the noted flags of
-    each module.
+    Yields the paths of the modules that currently run, and the noted flags of each module.
     """
-    entered: list[str] = []
+    entered = CallStack()
     noted: dict[str, Noted] = {}
     with ExitStack() as undo:
         for name, module in root.named_modules():
@@ -75,7 +121,7 @@ def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
 
 
 def _marking(
-    name: str, module: nn.Module, entered: list[str], noted: Noted, forward: Forward
+    name: str, module: nn.Module, entered: CallStack, noted: Noted, forward: Forward
 ) -> Forward:
     """Return `forward` of the module `name` with markers."""
     names = argument_names(forward)
@@ -113,12 +159,12 @@ def _marking(
         noted.call({**dict(zip(at, args, strict=True)), **kwargs})
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
         more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
-        entered.append(name)
+        entered.enter(name)
         kept = _tensors_of(module)
         both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
         output = forward(*taken, **more)
-        entered.pop()  # after a failure `entered` must show the place
+        entered.leave(output)  # after a failure `entered` must show the place
         mark_attributes(kept, place)
         for outside, inside, was in taken_in:
             if inside is not outside and _value(inside) is not was:

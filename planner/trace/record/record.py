@@ -66,6 +66,9 @@ class Record:
     flags: dict[str, dict[str, list[PlainValue]]] = field(default_factory=dict)
     """Module that was called -> flag -> the values that the flag had."""
 
+    flags_from_data: set[str] = field(default_factory=set)
+    """Modules that are called by code that reads values computed from example inputs."""
+
     given: list[list[str]] = field(default_factory=list)
     """For each run, the slots of the tensors that it returned."""
 

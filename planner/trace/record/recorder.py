@@ -26,7 +26,7 @@ from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
-from shardwright.planner.trace.record.boundaries import BOUNDARY, read_tag
+from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
@@ -40,7 +40,7 @@ from shardwright.runtime.slots import but_state, returned
 def record(
     top: Runner,
     runs: Sequence[Run],
-    entered: list[str],
+    entered: CallStack,
     opaque: Opaque,
     exported: bool = True,
     numbers: KeptNumbers | None = None,
@@ -50,7 +50,7 @@ def record(
     Args:
         top: Makes the runs.
         runs: The runs to record.
-        entered: Paths of the modules that currently run, the innermost last.
+        entered: The modules that currently run.
         opaque: Modules that do not run: a call of one is recorded as one op.
         exported: Whether model code is told that it is exported, so that it expects no data.
         numbers: Numbers in attributes that are hidden from model code.
@@ -66,7 +66,7 @@ def record(
         given = tree_map(_like, arguments)
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
-            recorder.known.keep(tensor, value)
+            recorder.known.keep(tensor, value, fixed=False)
         states, keeps = States(module, functional.aliases), any(run.again for run in runs)
         numbers = numbers or KeptNumbers()
         kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))
@@ -131,8 +131,20 @@ def record(
                 *changed(out.calls, out.regions, out.replaced, results, has_value)
             ]
             out.cut += recorder.cut
+            reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
+            out.read += _seen_by(reads, recorder.calls)
+            out.flags_from_data = entered.given_numbers()
             recorder.forget()
             return out
+
+
+def _seen_by(modules: Iterable[str], calls: Sequence[Call]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that code of `modules` takes, computes, and passes to other modules."""
+    wanted = {*modules}
+    for call in calls if wanted else ():
+        at_boundary = call.op is BOUNDARY and read_tag(call.args[1])[0] in wanted
+        if call.module in wanted or at_boundary:
+            yield from _tensors((call.args, call.kwargs, call.result))
 
 
 def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[torch.Tensor]:

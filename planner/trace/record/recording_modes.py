@@ -24,7 +24,7 @@ from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.arguments import mapped
 from shardwright.planner.trace.record.attention_rows import ROWS, by_rows
-from shardwright.planner.trace.record.boundaries import BOUNDARY, PASSES, WRITES
+from shardwright.planner.trace.record.boundaries import BOUNDARY, PASSES, WRITES, CallStack
 from shardwright.planner.trace.record.fake_mode import DEVICE, OnMeta
 from shardwright.planner.trace.record.record import Call, Passed, Untraced
 from shardwright.rules.added import added
@@ -217,9 +217,10 @@ def _is_part(x: FunctionalTensor) -> bool:
 class Recorder(OnMeta):
     """Fake tensor mode that records every call of an op."""
 
-    def __init__(self, entered: Sequence[str], by_rows: bool = False) -> None:
+    def __init__(self, entered: CallStack, by_rows: bool = False) -> None:
         super().__init__()
         self.entered, self.by_rows = entered, by_rows
+        self.known.looked = entered.read
         self.forget()
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True

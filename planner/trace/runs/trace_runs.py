@@ -94,6 +94,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
     graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
+    graph.flags_from_data = frozenset(found.flags_from_data)
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = graph_facts.carried(graph, module)
@@ -133,7 +134,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         warnings.simplefilter("ignore")
         exported, numbers, keeps = True, KeptNumbers(), None
         while True:
-            entered: list[str] = []
+            entered = boundaries.CallStack()
             try:
                 top = Runner(module)
                 with (
@@ -143,13 +144,13 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 ):
                     found = record(top, runs, entered, opaque, exported, numbers)
                 if not numbers.made([call.op for call in found.calls]):
-                    entered = [""]
+                    entered = boundaries.CallStack([""])
                     raise Keeps(min(numbers.places))
                 found.kept |= keeps is not None
                 found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance
-                entered = around
+                entered = boundaries.CallStack(around)
                 raise NeedsData(f"a module in '{around[-1]}' is called from outside of it too")
             except ShardwrightError:
                 raise

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.graph.trace_sizes import has_rows
+from shardwright.planner.trace.data_queries.known_values import OF_SIZES
 from shardwright.planner.trace.sizes import size_facts
 from shardwright.planner.trace.sizes.expressions import SizeFact, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt, expression_of
@@ -54,7 +55,11 @@ class SizeMode(TorchFunctionMode):
             out = func(*args, **kwargs)
             facts = size_facts.of_sizes(name, args, kwargs, out) if name in LITERAL else ()
             return notes.sized(out, facts)
-        out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        token = OF_SIZES.set(True)
+        try:
+            out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        finally:
+            OF_SIZES.reset(token)
         return self._noted(name, args, kwargs, out)
 
     def _noted(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.opaque_ints import Decided, Shows, hidden
+from shardwright.planner.trace.record.boundaries import NUMBERS
 from shardwright.planner.trace.runs.run import Run, in_mode
 from shardwright.planner.trace.sizes.provenance import seen_by_users
 from shardwright.planner.trace.state.attribute_contents import NOT_KEPT
@@ -188,6 +189,12 @@ class KeptState:
             for slot, x in found
             if isinstance(x, Tensor) and x.is_floating_point() and id(x) not in self._from_start
         ]
+
+    def leaves_numbers(self) -> bool:
+        """Return whether runs left other numbers or names in attributes than there were before."""
+        now = look(self.modules, HIDDEN)
+        found = (x for place in self.left for _, x in now.get(place, ()))
+        return any(isinstance(x, NUMBERS) for x in found)
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield pairs of tensors that two runs leave in one attribute that code reads."""
