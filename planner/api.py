@@ -27,6 +27,7 @@ from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import refine
+from shardwright.planner.graph.lost_lengths import keep_beside_lost
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.problem.pins import Pin, as_pins
 from shardwright.planner.problem.tp_plan import pins as hand_written_pins
@@ -292,6 +293,7 @@ def _traced(
     length = TRACE_SEQ if splits else None
     axes = refine(folding.graph, length)
     align(folding.graph, axes, mesh[TP])
+    keep_beside_lost(folding.graph, axes)
     sequence = open_sequence(folding.graph, axes, length, cp == 1) if length else None
     stage("trace")
     task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked, along)

@@ -1,6 +1,20 @@
-"""What holds for all tests: hypothesis does not measure time, which other programs stretch."""
+"""What holds for all tests: which are long, and that hypothesis measures no time.
 
+Other programs stretch the time that an example takes.
+"""
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.marks import is_long
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that only `make long` runs."""
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(pytest.mark.long)

@@ -17,7 +17,7 @@ COMPARE = {
 }
 COMPUTE = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
-    **{ast.FloorDiv: lambda a, b: a // b if b else 0},
+    **{ast.FloorDiv: lambda a, b: a // b if b else 0, ast.Mod: lambda a, b: a % b if b else 0},
 }
 
 
@@ -40,6 +40,20 @@ def sizes_in(text: str) -> list[tuple[str, int]]:
     """
     nodes = [n for n in ast.walk(parsed(text)) if isinstance(n, ast.Subscript)]
     return [(n.value.value.id, n.slice.value) for n in nodes]  # type: ignore[attr-defined]
+
+
+def numbers_in(text: str) -> set[int]:
+    """Return the numbers that a comparison states, besides those of dims."""
+    dims = {id(n.slice) for n in ast.walk(parsed(text)) if isinstance(n, ast.Subscript)}
+    stated = (n for n in ast.walk(parsed(text)) if isinstance(n, ast.Constant))
+    return {int(n.value) for n in stated if id(n) not in dims}  # type: ignore[arg-type]
+
+
+def is_between_lengths(text: str) -> bool:
+    """Return whether both sides of a comparison name lengths."""
+    node = parsed(text)
+    sides = (node.left, node.comparators[0])
+    return all(any(isinstance(n, ast.Subscript) for n in ast.walk(side)) for side in sides)
 
 
 @lru_cache(maxsize=1024)

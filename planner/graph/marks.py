@@ -73,6 +73,12 @@ def _dims() -> Any:
     return field(default_factory=set, metadata={"kind": kind})
 
 
+def _beside() -> Any:
+    """Declare a kind whose entries are (tensor, other tensor, dim of that)."""
+    kind = Kind(lambda entry: entry[:2], lambda entry, names: (*names, entry[2]))
+    return field(default_factory=set, metadata={"kind": kind})
+
+
 def _several(demand: Demand, reason: str) -> Any:
     """Declare a kind whose entries are tuples of tensors."""
     kind = Kind(lambda entry: entry, lambda _, names: names, demand, reason)
@@ -167,6 +173,10 @@ class Marks:
 
     sized: set[tuple[str, int]] = _dims()
     """Dims of inputs whose length is a size of the model, the same in each call."""
+
+    beside_lost: set[tuple[str, str, int]] = _beside()
+    """(tensor, other tensor, dim): code that has the tensor gets the other's length as a plain
+    number, and may do something else for another length."""
 
     fixed: set[tuple[str, int]] = _dims()
     """Dims whose length the code states as a bare number or computes with; never sharded."""

@@ -102,6 +102,9 @@ class Record:
     read: list[torch.Tensor] = field(default_factory=list)
     """Tensors that code read numbers from."""
 
+    seen: list[torch.Tensor] = field(default_factory=list)
+    """Tensors of code that may do something else for other values of example inputs."""
+
     cut: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Tensors, each with a dim whose length depends on data."""
 

@@ -132,13 +132,13 @@ def record(
             ]
             out.cut += recorder.cut
             reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
-            out.read += _seen_by(reads, recorder.calls)
+            out.seen += seen_by(reads, recorder.calls)
             out.flags_from_data = entered.given_numbers()
             recorder.forget()
             return out
 
 
-def _seen_by(modules: Iterable[str], calls: Sequence[Call]) -> Iterator[torch.Tensor]:
+def seen_by(modules: Iterable[str], calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """Yield the tensors that code of `modules` takes, computes, and passes to other modules."""
     wanted = {*modules}
     for call in calls if wanted else ():

@@ -142,6 +142,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     boundaries.marked(module) as (entered, noted),
                     sourced_attributes.marked(module, top) as provenance,
                 ):
+                    provenance.running = entered
                     found = record(top, runs, entered, opaque, exported, numbers)
                 if not numbers.made([call.op for call in found.calls]):
                     entered = boundaries.CallStack([""])

@@ -25,6 +25,17 @@ class Caller(NamedTuple):
     """Byte offset of the call in `code`."""
 
 
+def in_model_code() -> bool:
+    """Return whether code of a model, not torch's, makes the current call."""
+    for frame in frames():
+        name = module_of(frame)
+        if not is_plumbing(name):
+            return True
+        if not name.startswith((f"{__package__}.", *THROUGH)):
+            return False
+    return False
+
+
 def caller(names: Mapping[int, str]) -> Caller | None:
     """Return the current call; None if it is not made by a module's own code.
 

@@ -52,7 +52,9 @@ def evaluate(
         return left - right
     if head == "*":
         return left * right
-    return left // right if right else 0
+    if not right:
+        return 0
+    return left % right if head == "%" else left // right
 
 
 def attributes_of(expression: Expression) -> set[tuple[str, str]]:

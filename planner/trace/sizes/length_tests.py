@@ -34,6 +34,8 @@ class LengthTest(NamedTuple):
     sign: str
     right: Expression
     outcome: bool
+    module: str
+    """The module whose code compares."""
 
 
 def _of_other_object(frame: Any) -> bool:
@@ -43,6 +45,11 @@ def _of_other_object(frame: Any) -> bool:
     return owner is not None and not isinstance(owner, nn.Module)
 
 
+def _number(test: LengthTest) -> Any:
+    """Return the number that a length is compared with, or None."""
+    return test.right[1] if test.right[0] == "constant" else None
+
+
 class LengthTests:
     """The comparisons of lengths in one trace."""
 
@@ -50,13 +57,17 @@ class LengthTests:
         self.found: dict[tuple[CodeType, int], dict[LengthTest, None]] = {}
         self._names: dict[tuple[CodeType, int], Mapping[str, Any]] = {}
 
-    def note(self, sign: str, left: Expression, right: Expression, outcome: bool) -> None:
+    def note(
+        self, sign: str, left: Expression, right: Expression, outcome: bool, module: str
+    ) -> None:
         """Note a comparison that model code makes.
 
         Those in methods of other objects, such as caches, do not count: they may be of what the
         object keeps from earlier calls.
         """
-        frame = sys._getframe(2)  # the code that called the method of the integer
+        frame: Any = sys._getframe(2)  # the code that called the method of the integer
+        if frame.f_code.co_name == "__bool__":
+            frame = frame.f_back
         if is_plumbing(module_of(frame)) or not (reads_of(left) or reads_of(right)):
             return
         if _of_other_object(frame):
@@ -66,10 +77,10 @@ class LengthTests:
             self.found[site] = {}
             self._names[site] = {**frame.f_globals, **frame.f_locals}
         where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        self.found[site][LengthTest(where, left, sign, right, outcome)] = None
+        self.found[site][LengthTest(where, left, sign, right, outcome, module)] = None
 
     def deciding(self) -> list[LengthTest]:
-        """The comparisons at places where all came out the same, and the outcome matters.
+        """The comparisons that came out the same wherever they are in the code, if that matters.
 
         It does not if the code raises otherwise, or if the expression around has the same value.
         """
@@ -77,8 +88,11 @@ class LengthTests:
         for (code, at), tests in self.found.items():
             lines = {int(test.where.rpartition(":")[2]) for test in tests}
             raises = any(answer_that_goes_on(code.co_filename, n) is not None for n in lines)
-            one = len({test.outcome for test in tests}) == 1
-            if one and not raises and not harmless_at(code, at, self._names[code, at]):
-                out += tests
+            if raises or harmless_at(code, at, self._names[code, at]):
+                continue
+            outcomes: dict[Any, set[bool]] = {}  # a shape is compared length by length
+            for test in tests:
+                outcomes.setdefault(_number(test), set()).add(test.outcome)
+            out += [test for test in tests if len(outcomes[_number(test)]) == 1]
         self._names.clear()
         return out

@@ -11,14 +11,14 @@ pinned: it must keep its value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from shardwright.planner.trace.data_queries.conditional_regions import inner
-from shardwright.planner.trace.sizes.callers import caller
+from shardwright.planner.trace.sizes.callers import caller, in_model_code
 from shardwright.planner.trace.sizes.expressions import (
     Expression,
     SizeFact,
@@ -32,7 +32,7 @@ from shardwright.runtime.code.model_objects import is_config
 from shardwright.runtime.slots import PLAIN, parts
 
 ASKING = """
-__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __rmod__ __divmod__ __rdivmod__ __int__ __round__
+__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __divmod__ __rdivmod__ __int__ __round__
 __floor__ __ceil__ __trunc__ __abs__ __hash__ __and__ __rand__
 __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __invert__
 """.split()
@@ -79,6 +79,13 @@ class Provenance:
     deciding: list[LengthTest] = field(default_factory=list)
     """Those that code decides by, always in the same way. Set by `close`."""
 
+    running: Sequence[str] = ()
+    """The modules that currently run, the innermost last."""
+
+    lost: dict[tuple[str, Expression], None] = field(default_factory=dict)
+    """(module, expression) of numbers that its code gets without their history: what it decides by
+    them is not seen."""
+
     ended: bool = False
     """Whether the trace is over. Its remaining integers then count as constants."""
 
@@ -124,6 +131,16 @@ class Provenance:
         if is_mixed(expression):
             self.as_number(expression)
 
+    @property
+    def innermost(self) -> str:
+        """Return the module that currently runs."""
+        return self.running[-1] if self.running else ""
+
+    def as_lost(self, expression: Expression) -> None:
+        """Note that code of a model gets the value of `expression` as a plain number."""
+        if reads_of(expression) and in_model_code():
+            self.lost[self.innermost, expression] = None
+
     def close(self) -> None:
         """Keep only the tensors whose reads are used; sets `sources` and `compared`."""
         numbers = {n for _, fact in self.sizes for n, _ in reads_of(fact.expression)}
@@ -131,6 +148,7 @@ class Provenance:
         self.sources = {n: inner(self._read[n]) for n in sorted(numbers)}
         self.deciding = self.tests.deciding()
         sides = [*self.equal, *((test.left, test.right) for test in self.deciding)]
+        sides += [(expression,) for _, expression in self.lost]
         asked = {n for pair in sides for side in pair for n, _ in reads_of(side)}
         self.compared = {n: inner(self._read[n]) for n in sorted(asked - numbers)}
         self._read.clear()
@@ -169,6 +187,9 @@ class SourcedInt(int):
         expression = ("-", ("constant", 0), self.expression)
         return SourcedInt.make(int.__neg__(self), expression, self.provenance)
 
+    def __bool__(self) -> bool:
+        return self != 0
+
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (int(self),)
 
@@ -197,6 +218,7 @@ def _keep(symbol: str, method: str, swapped: bool) -> Any:
         if type(other) not in (int, SourcedInt) or result is NotImplemented:
             if isinstance(other, float):
                 self.provenance.as_question(self.expression)
+                self.provenance.as_lost(self.expression)
             return result
         left, right = (other, self) if swapped else (self, other)
         expression = (symbol, expression_of(left), expression_of(right))
@@ -208,6 +230,7 @@ def _keep(symbol: str, method: str, swapped: bool) -> Any:
 def _pin(method: str) -> Any:
     def apply(self: SourcedInt, *others: Any) -> Any:
         self.provenance.as_number(self.expression)
+        self.provenance.as_lost(self.expression)
         return getattr(int, method)(self, *others)
 
     return apply
@@ -224,15 +247,18 @@ def _ask(method: str) -> Any:
         elif int.__eq__(self, other):
             self.provenance.as_equal(self.expression, other.expression)
         result = getattr(int, method)(self, *others)
+        if method not in SIGNS:
+            self.provenance.as_lost(self.expression)
         if method in SIGNS and isinstance(other, int) and isinstance(result, bool):
             sides = self.expression, expression_of(other)
-            self.provenance.tests.note(SIGNS[method], *sides, result)
+            module = self.provenance.innermost
+            self.provenance.tests.note(SIGNS[method], *sides, result, module)
         return result
 
     return apply
 
 
-for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv")):
+for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv"), ("%", "mod")):
     setattr(SourcedInt, f"__{_name}__", _keep(_symbol, f"__{_name}__", False))
     setattr(SourcedInt, f"__r{_name}__", _keep(_symbol, f"__r{_name}__", True))
 for _name in PINNING:

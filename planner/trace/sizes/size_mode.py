@@ -115,6 +115,7 @@ def _bytes(sizes: tuple[Any, ...], x: torch.Tensor) -> Any:
 def _length(sizes: tuple[Any, ...], x: torch.Tensor) -> int:
     if sizes and isinstance(size := sizes[0], SourcedInt):  # len() returns a plain int
         size.provenance.as_question(size.expression)
+        size.provenance.as_lost(size.expression)
     return len(x)
 
 

@@ -25,6 +25,7 @@ from shardwright.planner.trace.data_queries.conditional_regions import SAME
 from shardwright.planner.trace.record import boundaries as boundaries
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.record import Call, Record
+from shardwright.planner.trace.record.recorder import seen_by
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance
 from shardwright.rules.call import OpCall, Operand, name_of
@@ -89,6 +90,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}
     marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
     marks.read_values = {translator.name_of(t) for t in record.read}
+    marks.read_values |= {names[id(t)] for t in record.seen if id(t) in names}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
@@ -103,7 +105,29 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph.reads |= {n: names[id(t)] for n, t in provenance.compared.items() if id(t) in names}
     graph.equal = [*_equal(graph, provenance.equal)]
     graph.length_tests = provenance.deciding
+    _mark_lost_lengths(graph, record, provenance, names)
     return graph
+
+
+def _mark_lost_lengths(
+    graph: Graph, record: Record, provenance: Provenance, names: Mapping[int, str]
+) -> None:
+    """Mark tensors of code that gets a length as a plain number, or compares it unguarded.
+
+    A comparison is unguarded if the graph lacks the tensor whose length it is.
+    """
+    lost = [(module, reads_of(expression)) for module, expression in provenance.lost]
+    for test in provenance.deciding:
+        reads = reads_of(test.left) | reads_of(test.right)
+        lost.append((test.module, {read for read in reads if read[0] not in graph.reads}))
+    for module, reads in lost:
+        near = seen_by([module], record.calls) if reads else ()
+        near = {names[id(t)] for t in near if id(t) in names}
+        for number, dim in reads:
+            if number in graph.reads:
+                graph.marks.beside_lost |= {(n, graph.reads[number], dim) for n in near}
+            else:
+                graph.marks.read_values |= near
 
 
 def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iterator[SizeArgument]:

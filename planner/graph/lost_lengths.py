@@ -1,0 +1,23 @@
+"""Keep the tensors whole of code that gets a length as a plain number.
+
+Where code compares a length, a call for which that comes out otherwise is refused
+(`emit/lengths.py`). Code may also compute `float(n)` or `len(x)`, and compare that unseen. What it
+then does for another length is right on whole tensors.
+"""
+
+from __future__ import annotations
+
+from shardwright.planner.graph.axes import Axes, Dim, atoms_of
+from shardwright.planner.graph.graph import Graph
+
+
+def keep_beside_lost(graph: Graph, axes: Axes) -> None:
+    """Mark the tensors of such code, if the length is not one of the parameters'."""
+    own = {atom.id for use in graph.uses for dim in axes.dims[use.stored] for atom in atoms_of(dim)}
+
+    def varies(dim: Dim) -> bool:
+        return dim.size == 1 or not {atom.id for atom in atoms_of(dim)} <= own
+
+    graph.marks.read_values |= {
+        tensor for tensor, other, at in graph.marks.beside_lost if varies(axes.dims[other][at])
+    }
