@@ -71,7 +71,7 @@ test_decompose.py
 test_docs.py::test_blocks_run[docs/recipes/export.md]
 test_docs.py::test_blocks_run[docs/recipes/images.md]
 """.split("\n")
-"""How the names of tests begin that take many seconds, and whose subjects shorter ones cover too."""
+"""How names of tests begin that take many seconds, and whose subjects shorter ones cover too."""
 
 
 def is_long(name: str) -> bool:
