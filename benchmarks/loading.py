@@ -91,7 +91,7 @@ def shardwright(directory: Path, rank: int, ranks: int, keep: bool = False) -> t
 
     checkpoint = Checkpoint.open(directory)
     cfg = AutoConfig.from_pretrained(directory)
-    dtype = checkpoint.dtype
+    dtype: Any = checkpoint.dtype
     if (quantization := read_quantization(cfg)) is not None:
         drop_quantization(cfg)
         dtype = cfg.dtype

@@ -6,11 +6,14 @@
 Each tiny model is quantized in blocks that neither its dims nor the cuts fall on. Logits, a decode
 step and generated tokens of the split model, which holds its weights as they are stored, are
 compared with those of one process that dequantizes. Prints what is not equal, and a count of each
-verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, fails or is refused.
+verdict; `--json FILE` writes all rows. "refused when dense" is what the split model refuses with
+dense weights as well, such as a kind of cache. Exits with 1 if anything is wrong, fails or is
+refused for being quantized.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import tempfile
@@ -38,6 +41,8 @@ from tests.ranks import run_ranks
 
 NEAR = 1e-5
 NEW_TOKENS = 4
+
+DENSE_TOO = "refused when dense"
 
 Row = dict[str, Any]
 
@@ -69,7 +74,7 @@ def main(
             write(path, {"rows": rows})
     counts = Counter(row["verdict"] for row in rows)
     print(json.dumps(counts))
-    sys.exit(0 if {*counts} <= {"equal", "not run"} else 1)
+    sys.exit(0 if {*counts} <= {"equal", DENSE_TOO} else 1)
 
 
 def compared(name: str, hows: tuple[str, ...], ranks: tuple[int, ...]) -> Iterator[Row]:
@@ -124,13 +129,28 @@ def _verdict(
 
         found = run_ranks(tp, run)
     except ShardwrightError as error:
-        return {"verdict": "refused", "why": f"{type(error).__name__}: {error}"}
+        verdict = DENSE_TOO if _refuses_dense(whole, example, inputs, tp) else "refused"
+        return {"verdict": verdict, "why": f"{type(error).__name__}: {error}"}
     except Exception as error:
         return {"verdict": "failed", "why": repr(error), "where": traceback.format_exc()}
     worst = {key: max(_apart(row[key], want) for row in found) for key, want in expected.items()}
     quantized = plan.workload.quantized is not None
     good = quantized and all(value <= NEAR for value in worst.values())
     return {"verdict": "equal" if good else "wrong", "quantized": quantized, **worst}
+
+
+def _refuses_dense(whole: Any, example: Any, inputs: Row, tp: int) -> bool:
+    """Return whether the model is refused with dense weights, too."""
+    dense = copy.deepcopy(whole)
+    del dense.config.quantization_config
+    try:
+        plan = planning.plan(dense, tp=tp, kwargs=example)
+        run_ranks(
+            tp, lambda mesh: _outcome(shardwright.apply(copy.deepcopy(dense), plan, mesh), inputs)
+        )
+    except ShardwrightError:
+        return True
+    return False
 
 
 def _outcome(model: Any, inputs: Row) -> Row:

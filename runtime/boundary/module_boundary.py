@@ -159,8 +159,9 @@ class ModuleBoundary:
         """Derive flags for a fast call, once `inputs` and `outputs` are complete."""
         alone = not self.kept_names
         self.checked = self.spec is not None and self.spec.checked
-        self.apart = self.attention is not None or self.draws_apart or self.computes_with_full
-        self.apart |= self.checked
+        """Whether its flags are compared in calls that the model makes, too."""
+        rows_or_draws = self.attention is not None or self.draws_apart
+        self.apart = rows_or_draws or self.computes_with_full or self.checked
         """Whether the module's code needs `compute`, rather than a plain call."""
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
         self.idle_out = alone and all(change.only_in_backward for change in self.outputs)

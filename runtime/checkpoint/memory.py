@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -75,8 +76,7 @@ def release_freed() -> None:
     It finds no room for an aligned tensor where one of the same size was freed, so that the heap
     grows with each (https://sourceware.org/bugzilla/show_bug.cgi?id=14581).
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if os.name == "posix" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 

@@ -175,12 +175,9 @@ class Reader:
 
 def _together(tensor: Tensor) -> Tensor:
     """Return the tensor; or a copy if it lies apart in the file, or not aligned to its elements."""
-    aligned = tensor.data_ptr() % tensor.element_size() == 0
-    return (
-        tensor
-        if aligned and tensor.is_contiguous()
-        else tensor.clone(memory_format=torch.contiguous_format)
-    )
+    if tensor.is_contiguous() and tensor.data_ptr() % tensor.element_size() == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
