@@ -26,6 +26,8 @@ def sampled(cases: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
 LONG = """
 architectures/test_context_parallel.py::test_copies_in_fsdp2_train_as_the_whole_model
 architectures/test_decoding.py::test_embeddings_are_proven_where_a_step_takes_one_token_alone
+architectures/test_decoding.py::test_embeddings_are_proven_where_no_cache_is_left
+architectures/test_decoding.py::test_steps_equal_those_of_the_whole_model[bamba-2]
 architectures/test_decoding.py::test_steps_equal_those_of_the_whole_model[mamba2-2]
 architectures/test_decoding.py::test_steps_equal_those_of_the_whole_model[t5-2]
 architectures/test_hashed.py
@@ -38,18 +40,31 @@ architectures/test_unused.py::test_a_tower_with_masks_of_counted_rows
 checkpoint/test_boxes.py::test_random_ranges[8]
 checkpoint/test_conversion.py::test_under_a_plan[4]
 checkpoint/test_hub.py::test_each_revision_is_planned_checked_explained_and_loaded
+cli/test_check.py::test_an_edit_that_is_right_is_accepted_with_its_own_figures
 cli/test_check.py::test_numeric_with_layers_planned_anew
 cli/test_errors.py::test_error_of_one_rank_comes_before_what_it_led_to
+cli/test_explain.py::test_a_pin_is_the_reason
 cli/test_inputs.py::test_a_config_that_names_no_class
 cli/test_inputs.py::test_a_module_at_hand_on_ranks
 cli/test_terminal.py::test_a_home_that_cannot_be_written
 end_to_end/test_composed.py::test_tools_of_others
+end_to_end/test_examples.py::test_a_run_goes_on_in_another_layout
 end_to_end/test_examples.py::test_example[trainer]
 end_to_end/test_exports.py::test_a_wrong_table_is_seen
 end_to_end/test_exports.py::test_transformers_carries_out_a_whole_plan
 end_to_end/test_loops.py::test_trainer[4]
 end_to_end/test_quantized.py::test_equal_to_one_process[fused and tied-int4-3]
 end_to_end/test_quantized.py::test_equal_to_one_process[mixture-int4-3]
+end_to_end/test_random_numbers.py::test_ranks_draw_what_the_unsplit_model_draws
+end_to_end/test_stock.py::test_fsdp2_clipping_and_distributed_checkpoints
+end_to_end/test_whole_model.py::test_compiled_equals_eager
+faults/test_long_run.py::test_nothing_grows
+faults/test_orphans.py::test_check_leaves_no_ranks[SIGTERM]
+picture/test_drawing.py::test_figures_add_up_to_the_prediction[seq2seq-t5-workload2]
+planner/test_concurrent_plans.py::test_plans_of_the_same_module_in_threads
+planner/test_conventions.py::test_a_budget_goes_first
+planner/test_conventions.py::test_a_pin_overrides_it[replicate-None]
+planner/test_determinism.py::test_plans_do_not_hang_on_the_seed_of_hashes_or_on_the_run
 planner/test_few_classes.py::test_a_model_of_transformers[3-False]
 planner/test_flex_attention.py::test_stock_models[Mistral]
 planner/test_folding.py::test_folded_equals_unfolded[deepseek_v3]
@@ -57,12 +72,22 @@ planner/test_folding.py::test_folded_equals_unfolded[gemma2]
 planner/test_folding.py::test_folded_equals_unfolded[t5]
 planner/test_folding.py::test_three_blocks_in_a_row_hold_as_much_as_all[deepseek_v3]
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[longcat_flash
+planner/test_hand_written.py::test_plans_as_pins
 planner/test_hand_written.py::test_rows_of_fused_parts_are_no_plain_shards
+planner/test_hand_written.py::test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more
 planner/test_hand_written.py::test_who_sums_the_gradient_of_a_shared_key
 planner/test_higher_order.py::test_planned[Compiled]
 planner/test_integer_caches.py::test_layers_that_share_a_cache_are_split_alike
+planner/test_ladder.py::test_attention_is_split_in_a_second_attempt
+planner/test_ladder.py::test_telling_changes_nothing
 planner/test_memory.py::test_a_budget_holds_for_all_of_it
 planner/test_memory.py::test_more_ranks_hold_less_each
+planner/test_multimodal.py::test_generate_with_a_cache[llava-False]
+planner/test_multimodal.py::test_generate_with_a_cache[paligemma-False]
+planner/test_multimodal.py::test_split_and_equal[clip]
+planner/test_multimodal.py::test_split_and_equal[paligemma]
+planner/test_multimodal.py::test_split_and_equal[qwen2_5_vl]
+planner/test_objective.py::test_no_plan_is_past_what_a_rank_may_hold
 planner/test_training_mode.py::test_text_models_are_proven_in_both[bart]
 runtime/test_fsdp.py::test_gradients_are_those_of_the_unsplit_model[compiled]
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[deepcopy-True]
@@ -70,6 +95,8 @@ runtime/test_shared_memory.py::test_results_are_those_of_torch_on_all_ranks
 test_decompose.py
 test_docs.py::test_blocks_run[docs/recipes/export.md]
 test_docs.py::test_blocks_run[docs/recipes/images.md]
+test_docs.py::test_blocks_run[docs/recipes/wrong-plan.md]
+test_faults.py::test_mutated_plans[shared kv heads]
 """.split("\n")
 """How names of tests begin that take many seconds, and whose subjects shorter ones cover too."""
 

@@ -17,6 +17,7 @@ from tests.ranks import run_ranks
 LONG = {
     *"bart deepseek_v2 deepseek_v32 falcon_h1 gptj jamba longt5 marian minicpm3".split(),
     *"mobilebert mpt olmoe rwkv zamba2 gemma3n_text pegasus_x zaya mamba".split(),
+    *"bamba mamba2 recurrent_gemma".split(),
 }
 """Those are slow or resemble others."""
 CASES = [
