@@ -6,7 +6,7 @@ Other programs stretch the time that an example takes.
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.marks import is_long
+from tests.marks import are_long
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -15,6 +15,6 @@ settings.load_profile("untimed")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that only `make long` runs."""
-    for item in items:
-        if is_long(item.nodeid):
+    for item, long in zip(items, are_long(item.nodeid for item in items), strict=True):
+        if long:
             item.add_marker(pytest.mark.long)

@@ -5,7 +5,8 @@ A long case takes seconds, and proves for one more model what others prove.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -101,6 +102,32 @@ test_faults.py::test_mutated_plans[shared kv heads]
 """How names of tests begin that take many seconds, and whose subjects shorter ones cover too."""
 
 
-def is_long(name: str) -> bool:
-    """Whether a test, by its full name, is in `LONG`."""
-    return any(begins and name.startswith(f"tests/{begins}") for begins in LONG)
+HALF = """
+architectures/test_equal.py::test_equal_in_float64
+architectures/test_predictions.py::test_predictions_are_exact
+architectures/test_provers.py::test_all_solvers_prove_the_same_plan
+end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused
+end_to_end/test_whole_model.py::test_hidden_states_are_whole
+faults/test_kills.py::test_a_rank_is_killed
+planner/test_conventions.py::test_a_dense_decoder_is_split_as_by_hand
+planner/test_data_loops.py::test_experts_of_a_loop_are_split
+planner/test_off_inputs.py::test_split_as_with_attributes_and_equal
+planner/test_python.py::test_equals_the_whole_model
+planner/test_search.py::test_equals_the_whole_module
+planner/test_skips.py::test_experts_are_split
+planner/test_toys.py::test_each_component_alone
+planner/test_toys.py::test_presolve_loses_no_plan
+runtime/test_kept_tensors.py::test_what_modules_keep_is_whole_behind_a_call
+runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged
+""".split()
+"""Tests of which every second case is long."""
+
+
+def are_long(names: Iterable[str]) -> Iterator[bool]:
+    """Yield for each test, by its full name, whether it is in `LONG` or a second case in `HALF`."""
+    cases: Counter[str] = Counter()
+    for name in names:
+        test = name.removeprefix("tests/").partition("[")[0]
+        cases[test] += 1
+        second = test in HALF and cases[test] % 2 == 0
+        yield second or any(begins and name.startswith(f"tests/{begins}") for begins in LONG)
