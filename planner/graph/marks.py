@@ -75,7 +75,7 @@ def _dims() -> Any:
 
 def _beside() -> Any:
     """Declare a kind whose entries are (tensor, other tensor, dim of that)."""
-    kind = Kind(lambda entry: entry[:2], lambda entry, names: (*names, entry[2]))
+    kind = Kind(lambda entry: entry[:2], lambda entry, names: (*names, entry[-1]))
     return field(default_factory=set, metadata={"kind": kind})
 
 

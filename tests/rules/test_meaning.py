@@ -51,7 +51,7 @@ def test_meaning(op: str) -> None:
     strict, linear, granule = Evidence(), Evidence(), GRANULE.get(op, 1)
 
     @settings(
-        max_examples=12 + 5 * len(EXAMPLES[op]),
+        max_examples=20 + 8 * len(EXAMPLES[op]),
         derandomize=True,
         deadline=None,
         database=None,
