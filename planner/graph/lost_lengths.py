@@ -18,6 +18,6 @@ def keep_beside_lost(graph: Graph, axes: Axes) -> None:
     def varies(dim: Dim) -> bool:
         return dim.size == 1 or not {atom.id for atom in atoms_of(dim)} <= own
 
-    graph.marks.read_values |= {
+    graph.marks.decided_unseen |= {
         tensor for tensor, other, at in graph.marks.beside_lost if varies(axes.dims[other][at])
     }

@@ -97,6 +97,11 @@ class Marks:
     )
     """Tensors that code reads numbers from."""
 
+    decided_unseen: set[str] = _tensors(
+        Demand.READABLE, "code may do something else with it for other inputs, unseen"
+    )
+    """Tensors of code that decides by values or lengths of inputs where no comparison is seen."""
+
     own_gradients: set[str] = _tensors(
         Demand.REPLICATED, "code computes with the full gradient of a tensor"
     )

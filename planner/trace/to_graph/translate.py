@@ -90,7 +90,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}
     marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
     marks.read_values = {translator.name_of(t) for t in record.read}
-    marks.read_values |= {names[id(t)] for t in record.seen if id(t) in names}
+    marks.decided_unseen = {names[id(t)] for t in record.seen if id(t) in names}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
@@ -127,7 +127,7 @@ def _mark_lost_lengths(
             if number in graph.reads:
                 graph.marks.beside_lost |= {(n, graph.reads[number], dim) for n in near}
             else:
-                graph.marks.read_values |= near
+                graph.marks.decided_unseen |= near
 
 
 def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iterator[SizeArgument]:
