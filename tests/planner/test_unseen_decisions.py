@@ -83,6 +83,8 @@ LENGTHS: dict[str, Callable[[Tensor], Any]] = {
     "a tensor of a length": lambda ids: torch.tensor([ids.shape[1]]).item() > 20,
     "selected": lambda ids: len((torch.arange(ids.shape[1]) > 20).nonzero()) > 0,
     "float": lambda ids: ids.shape[1] / 2 > 10,
+    "rounded": lambda ids: math.ceil(ids.shape[1] / 8) > 3,
+    "int of a quotient": lambda ids: int(ids.shape[1] / 8) > 3,
     "root": lambda ids: math.sqrt(ids.shape[1]) > 5,
     "int of it": lambda ids: int(ids.shape[1]) > 20,
     "len": lambda ids: len(ids[0]) > 20,

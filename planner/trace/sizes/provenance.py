@@ -11,6 +11,7 @@ pinned: it must keep its value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,17 @@ __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __
 """.split()
 """Methods of integers whose results have no history."""
 
-PINNING = "__pow__ __rpow__ __truediv__ __rtruediv__ __float__ __repr__ __str__ __format__".split()
+PINNING = "__pow__ __rpow__ __float__ __repr__ __str__ __format__".split()
 """Methods that compute with the value, or write it as text (perhaps as a cache key)."""
+
+
+LOSING = """
+__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ __bool__ __int__ __trunc__ __round__ __float__
+__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__
+__rfloordiv__ __mod__ __rmod__ __divmod__ __rdivmod__ __pow__ __rpow__ __neg__ __abs__
+__repr__ __str__ __format__
+""".split()
+"""Methods of quotients whose results have no history."""
 
 
 @dataclass
@@ -194,6 +204,37 @@ class SourcedInt(int):
         return int, (int(self),)
 
 
+class SourcedFloat(float):
+    """The quotient of a `SourcedInt` and another integer. Rounded, it is a `SourcedInt` again."""
+
+    sides: tuple[Expression, Expression]
+    provenance: Provenance
+
+    @classmethod
+    def make(cls, left: int, right: int, provenance: Provenance) -> SourcedFloat:
+        """Return the quotient."""
+        out = cls(int.__truediv__(left, right))
+        out.sides, out.provenance = (expression_of(left), expression_of(right)), provenance
+        return out
+
+    def __ceil__(self) -> SourcedInt:
+        left, right = self.sides
+        down = ("//", ("-", ("constant", 0), left), right)
+        expression = ("-", ("constant", 0), down)
+        return SourcedInt.make(math.ceil(self.plain), expression, self.provenance)
+
+    def __floor__(self) -> SourcedInt:
+        return SourcedInt.make(math.floor(self.plain), ("//", *self.sides), self.provenance)
+
+    @property
+    def plain(self) -> float:
+        """Its value as a plain float; this notes nothing."""
+        return float.__add__(self, 0.0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return float, (self.plain,)
+
+
 def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
     """Note that users see the integers in `value`: they must be those of the unsharded model.
 
@@ -258,10 +299,37 @@ def _ask(method: str) -> Any:
     return apply
 
 
+def _divide(swapped: bool) -> Any:
+    def apply(self: SourcedInt, other: Any) -> Any:
+        self.provenance.as_number(self.expression)
+        if type(other) not in (int, SourcedInt) or not (self if swapped else other):
+            self.provenance.as_lost(self.expression)
+            divide = int.__rtruediv__ if swapped else int.__truediv__
+            return divide(self, other)
+        if isinstance(other, SourcedInt):
+            self.provenance.as_number(other.expression)
+        left, right = (other, self) if swapped else (self, other)
+        return SourcedFloat.make(left, right, self.provenance)
+
+    return apply
+
+
+def _lose(method: str) -> Any:
+    def apply(self: SourcedFloat, *others: Any) -> Any:
+        for side in self.sides:
+            self.provenance.as_lost(side)
+        return getattr(float, method)(self, *others)
+
+    return apply
+
+
+for _name in LOSING:
+    setattr(SourcedFloat, _name, _lose(_name))
 for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv"), ("%", "mod")):
     setattr(SourcedInt, f"__{_name}__", _keep(_symbol, f"__{_name}__", False))
     setattr(SourcedInt, f"__r{_name}__", _keep(_symbol, f"__r{_name}__", True))
 for _name in PINNING:
     setattr(SourcedInt, _name, _pin(_name))
+SourcedInt.__truediv__, SourcedInt.__rtruediv__ = _divide(False), _divide(True)  # type: ignore
 for _name in ASKING:
     setattr(SourcedInt, _name, _ask(_name))
