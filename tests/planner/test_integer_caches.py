@@ -280,15 +280,21 @@ def factor(width: int) -> float:
     return math.sqrt(width)
 
 
+def sourced() -> list[SourcedInt]:
+    """The integers with a history that are alive."""
+    gc.collect()
+    return [x for x in gc.get_objects() if type(x) is SourcedInt]
+
+
 def test_nothing_of_a_trace_is_left() -> None:
+    before = sourced()  # of other tests: a traceback that is kept holds a trace
     planned(Keeper(), features(DIM), 2)
     assert LATEST is None and not COUNTS and not Keeper.seen and not hasattr(Keeper, "last")
     assert isinstance(factor, type(functools.lru_cache(len)))
     assert factor.cache_info().currsize == 0
     planned(TwoAttentions(), features(DIM), 2)
-    gc.collect()
-    left = [x for x in gc.get_objects() if type(x) is SourcedInt]
-    assert not left, left
+    left = {*map(id, sourced())} - {*map(id, before)}
+    assert not left
 
 
 def test_what_users_keep_stays() -> None:
