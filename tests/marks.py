@@ -24,7 +24,8 @@ def sampled(cases: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
     return [long(*case) if case in known else pytest.param(*case) for case in values]
 
 
-LONG = """
+LONG = tuple(
+    """
 architectures/test_context_parallel.py::test_copies_in_fsdp2_train_as_the_whole_model
 architectures/test_decoding.py::test_embeddings_are_proven_where_a_step_takes_one_token_alone
 architectures/test_decoding.py::test_embeddings_are_proven_where_no_cache_is_left
@@ -98,7 +99,8 @@ test_docs.py::test_blocks_run[docs/recipes/export.md]
 test_docs.py::test_blocks_run[docs/recipes/images.md]
 test_docs.py::test_blocks_run[docs/recipes/wrong-plan.md]
 test_faults.py::test_mutated_plans[shared kv heads]
-""".split("\n")
+""".strip().split("\n")
+)
 """How names of tests begin that take many seconds, and whose subjects shorter ones cover too."""
 
 
@@ -127,7 +129,7 @@ def are_long(names: Iterable[str]) -> Iterator[bool]:
     """Yield for each test, by its full name, whether it is in `LONG` or a second case in `HALF`."""
     cases: Counter[str] = Counter()
     for name in names:
-        test = name.removeprefix("tests/").partition("[")[0]
+        name = name.removeprefix("tests/")
+        test = name.partition("[")[0]
         cases[test] += 1
-        second = test in HALF and cases[test] % 2 == 0
-        yield second or any(begins and name.startswith(f"tests/{begins}") for begins in LONG)
+        yield name.startswith(LONG) or (test in HALF and cases[test] % 2 == 0)

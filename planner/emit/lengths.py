@@ -101,10 +101,9 @@ def _named(ids: frozenset[int], slots: Slots) -> str | None:
 def _varies(text: str, traced: Mapping[str, set[int]]) -> bool:
     """Whether a comparison with a number holds for traced lengths, and not for all lengths."""
     named = sorted({f"{argument}.shape[{dim}]" for argument, dim in sizes_in(text)})
-    stated = numbers_in(text)
     if len(named) > 2 or not named or (len(named) == 2 and is_between_lengths(text)):
         return False
-    near = {m for n in stated for m in (n - 1, n, n + 1) if m > 1}
+    near = {m for n in numbers_in(text) for m in (n - 1, n, n + 1) if m > 1}
     samples = [*SAMPLES, *near] if len(named) == 1 else [2, 3, 64, 1 << 20]
 
     def held(sizes: Iterable[Iterable[int]]) -> bool:

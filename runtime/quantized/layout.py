@@ -281,10 +281,10 @@ def narrowed(weight: QuantizedWeight, index: Index, parts: Parts, some: Index) -
 
     def read(part: StoredPart, at: Index) -> Tensor:
         tensor, places = held[part.key]
-        for d, (place, wanted) in enumerate(zip(places, at, strict=True)):
-            if len(wanted) < len(place.read):
+        for d, (place, needed) in enumerate(zip(places, at, strict=True)):
+            if len(needed) < len(place.read):
                 there, order = place.read.sort()
-                tensor = _selected(tensor, d, order[torch.searchsorted(there, wanted)])
+                tensor = _selected(tensor, d, order[torch.searchsorted(there, needed)])
         return tensor
 
     return wanted(weight, some, read)

@@ -68,7 +68,7 @@ class KnownValues:
         given = [*tensors_in((args, kwargs))]
         all_known = func in LIFTED or all(t in self for t in given)
         known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
-        fixed = bool(given) and not any(t in self._varying for t in given)
+        fixed = not known or (bool(given) and not any(t in self._varying for t in given))
         fixed = fixed and not (func in LIFTED and OF_SIZES.get())
         try:
             out = fake()

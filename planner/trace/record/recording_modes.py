@@ -85,10 +85,10 @@ def _of_run(value: Any) -> bool:
 class Functional(FunctionalTensorMode):
     """Functionalization that does not decompose leaves and boundaries.
 
-    `entered` has the paths of the modules that currently run, the innermost last.
+    `entered` has the modules that currently run.
     """
 
-    def __init__(self, entered: Sequence[str]) -> None:
+    def __init__(self, entered: CallStack) -> None:
         super().__init__()
         self.entered = entered
         self.aliases = Aliases()
@@ -201,7 +201,7 @@ class Functional(FunctionalTensorMode):
 
     def _drop(self, x: Any, now: bool, features: bool = False, weights: bool = False) -> None:
         self.draws |= now and not self.trains
-        module = self.entered[-1] if self.entered else ""
+        module = self.entered.innermost
         call = module, self._left[module]
         number = -1 if features else self._draws[call]
         self._draws[call] += 1
@@ -252,7 +252,7 @@ class Recorder(OnMeta):
             func = aten.lift_fresh_copy.default
         if func is ATTENTION and self.by_rows:
             with self:
-                args, kwargs = by_rows(self.entered[-1] if self.entered else "", args, kwargs)
+                args, kwargs = by_rows(self.entered.innermost, args, kwargs)
             func = ROWS
         apart = self.table.get(func) or (func.decompose if func._can_decompose() else None)
         if apart is not None and func is not aten.detach.default and not is_leaf(func):
@@ -280,7 +280,7 @@ class Recorder(OnMeta):
             self.noting = True
         if asked:
             return result  # a constant
-        module = self.entered[-1] if self.entered else ""
+        module = self.entered.innermost
         self.before()
         self.calls.append(
             Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)

@@ -66,7 +66,7 @@ class LengthTests:
         object keeps from earlier calls.
         """
         frame: Any = sys._getframe(2)  # the code that called the method of the integer
-        if frame.f_code.co_name == "__bool__":
+        if module_of(frame).startswith(f"{__package__}."):  # its truth is a comparison with 0
             frame = frame.f_back
         if is_plumbing(module_of(frame)) or not (reads_of(left) or reads_of(right)):
             return

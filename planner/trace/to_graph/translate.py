@@ -116,13 +116,15 @@ def _mark_lost_lengths(
 
     A comparison is unguarded if the graph lacks the tensor whose length it is.
     """
-    lost = [(module, reads_of(expression)) for module, expression in provenance.lost]
+    lost: dict[str, set[tuple[int, int]]] = {}
+    for module, expression in provenance.lost:
+        lost.setdefault(module, set()).update(reads_of(expression))
     for test in provenance.deciding:
         reads = reads_of(test.left) | reads_of(test.right)
-        lost.append((test.module, {read for read in reads if read[0] not in graph.reads}))
-    for module, reads in lost:
-        near = seen_by([module], record.calls) if reads else ()
-        near = {names[id(t)] for t in near if id(t) in names}
+        if unguarded := {read for read in reads if read[0] not in graph.reads}:
+            lost.setdefault(test.module, set()).update(unguarded)
+    for module, reads in lost.items():
+        near = {names[id(t)] for t in seen_by([module], record.calls) if id(t) in names}
         for number, dim in reads:
             if number in graph.reads:
                 graph.marks.beside_lost |= {(n, graph.reads[number], dim) for n in near}
