@@ -66,6 +66,41 @@ class Stack:
         return self.kinds.count(kind) == 1
 
 
+def condensed(places: Sequence[int], alike: int | None) -> list[tuple[int, list[int]]]:
+    """Leave out blocks from the middle of a sequence that repeats more than `alike` times.
+
+    Args:
+        places: For each block of a stack, the place of its traced block.
+        alike: How often in a row the same places may come; None for any number.
+
+    Returns:
+        The places that are left, each with the numbers of the blocks that it represents.
+    """
+    left = [(place, [number]) for number, place in enumerate(places)]
+    for period in range(1, len(places) // (alike + 1) + 1 if alike else 1):
+        rest, left = left, []
+        while rest:
+            count = _repeats(rest, period)
+            if alike is None or count <= alike:
+                left.append(rest.pop(0))
+                continue
+            kept, last = rest[: (alike - 1) * period], rest[(count - 1) * period : count * period]
+            for i, (_, numbers) in enumerate(rest[len(kept) : (count - 1) * period]):
+                kept[(alike - 2) * period + i % period][1].extend(numbers)
+            left += kept + last
+            rest = rest[count * period :]
+    return left
+
+
+def _repeats(left: Sequence[tuple[int, list[int]]], period: int) -> int:
+    """Return how often the first `period` places come in a row."""
+    places = [place for place, _ in left]
+    count = 1
+    while places[count * period : (count + 1) * period] == places[:period]:
+        count += 1
+    return count
+
+
 def find_stacks(
     root: nn.Module,
     ends: bool = False,

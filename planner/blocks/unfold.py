@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
 from typing import Any
 
 from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of, timeline
+from shardwright.planner.blocks.stacks import condensed
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Use
 from shardwright.planner.graph.marks import Names
@@ -15,10 +15,18 @@ from shardwright.planner.graph.marks import Names
 
 @dataclass
 class Unfolded:
-    """An unfolded graph; `origin` maps its tensors and ops to those of the folded graph."""
+    """An unfolded graph.
+
+    Attributes:
+        graph: The graph.
+        origin: Its tensors and ops -> those of the folded graph.
+        blocks: Path of a stack -> for each copy in the graph, the numbers of the blocks of the full
+            stack that it represents.
+    """
 
     graph: Graph
     origin: dict[str, str]
+    blocks: dict[str, list[list[int]]]
 
 
 def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
@@ -28,15 +36,15 @@ def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
 
     Args:
         folding: The folded graph.
-        alike: The most consecutive copies of one block to write; by default all. With 3, any three
-            consecutive blocks of the full stack have a counterpart in the result.
+        alike: How often in a row the same blocks may come; by default as often as they do. With 3,
+            any three consecutive blocks of the full stack have a counterpart in the result.
 
     Raises:
         Unfoldable: code away from a block reads its tensors.
     """
     if not folding.segments:
         graph = folding.graph
-        return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))})
+        return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))}, {})
     graph = folding.graph
     if graph.unpriced:  # unpriced runs must not read blocks from afar either
         _Unfolder(folding, graph, 3, graph.marks.collected).run()
@@ -92,10 +100,9 @@ class _Naming:
     ) -> None:
         self.owner, self.folded, self.collected = folding.owner, folded, collected
         self.rows = {row[0].stack.path: row for row in folding.segments}
-        self.places = {
-            path: [p for _, run in groupby(row[0].stack.traced) for p in islice(run, alike)]
-            for path, row in self.rows.items()
-        }
+        copies = {p: condensed(row[0].stack.traced, alike) for p, row in self.rows.items()}
+        self.places = {path: [place for place, _ in row] for path, row in copies.items()}
+        self.blocks = {path: [blocks for _, blocks in row] for path, row in copies.items()}
 
     @staticmethod
     def module(module: str, segment: Segment | None, block: int) -> str:
@@ -140,7 +147,7 @@ class _Unfolder:
         alike: int | None,
         collected: Collection[str] = (),
     ) -> None:
-        naming = _Naming(folding, graph, alike, collected)
+        self.naming = naming = _Naming(folding, graph, alike, collected)
         self.folding, self.folded, self.rows = folding, graph, naming.rows
         self.out, self.origin = Graph(), dict[str, str]()
         self.outside = _Copy(naming, None, 0)
@@ -179,7 +186,7 @@ class _Unfolder:
         out.pinned, out.unpriced = g.pinned, g.unpriced
         out.inputs = list(g.inputs)
         out.outputs = [copy for n in g.outputs for (copy,) in self.everywhere((n,))]
-        return Unfolded(out, self.origin)
+        return Unfolded(out, self.origin, self.naming.blocks)
 
     def add_blocks(self, path: str, traced_call: int, first: bool) -> None:
         """Add the copies of all blocks of a stack in one traced call.

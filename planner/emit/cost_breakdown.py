@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardwright.planner.contract.plan_figures import CollectiveCount, Phase
 from shardwright.planner.cost.redistribution import Traffic
 from shardwright.planner.emit.elements import Elements
-from shardwright.planner.emit.prediction import flags, tally
+from shardwright.planner.emit.prediction import tally
 from shardwright.planner.graph.graph import Op
 from shardwright.planner.verify.recost import Bill, Calls
 
@@ -29,12 +29,17 @@ class Cost:
 class CostBreakdown:
     """Distributes a bill over the elements of a run. The costs add up to the bill.
 
+    Args:
+        elements: The elements of the run.
+        bill: The bill of the run.
+        flags: `prediction.flags` of the whole model.
+
     Attributes:
         elements: The cost of each element.
         aside: Enclosing blocks -> the cost that belongs to no element.
     """
 
-    def __init__(self, elements: Elements, bill: Bill) -> None:
+    def __init__(self, elements: Elements, bill: Bill, flags: Calls) -> None:
         self.bill, self.passes = bill, bill.costs.passes
         self.aside: defaultdict[tuple[str, ...], Cost] = defaultdict(Cost)
         self.elements = [Cost() for _ in elements.found]
@@ -52,7 +57,7 @@ class CostBreakdown:
                 around = elements.blocks.around(boundary.module)
                 self._add_edge(self.aside[around], boundary.target)
         self._add_weights(elements)
-        self.aside[("",)].calls["backward"] += flags(bill)
+        self.aside[("",)].calls["backward"] += flags
 
     def _add_op(self, cost: Cost, op: Op) -> None:
         for phase, ns in self.bill.op_times(op).items():

@@ -7,17 +7,18 @@ to the prediction of the plan.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_figures import DrawnBlock, DrawnItem, Phase
+from shardwright.planner.contract.names import is_within, pattern
+from shardwright.planner.contract.plan_figures import CollectiveCount, DrawnBlock, DrawnItem, Phase
 from shardwright.planner.emit.attention_parts import parts
 from shardwright.planner.emit.cost_breakdown import Cost, CostBreakdown
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.prediction import count, flags
 from shardwright.planner.graph.graph import Boundary
-from shardwright.planner.verify.recost import Bill, of_first_run
+from shardwright.planner.verify.recost import Bill
 
 NAMED = 4
 """How many ops of an item are named. These are the slowest ones."""
@@ -28,21 +29,57 @@ Place = tuple[str, ...]
 """A block, by the names of the blocks around it and its own; the model is `("",)`."""
 
 
-def drawing(layouts: Layouts, bill: Bill) -> list[DrawnBlock]:
+Copies = Mapping[str, Sequence[Sequence[int]]]
+"""Path of a stack -> for each block of a graph, the numbers of the blocks that it represents."""
+
+
+def drawing(
+    layouts: Layouts, bill: Bill, short: tuple[Layouts, Bill, Copies] | None = None
+) -> list[DrawnBlock]:
     """Return the drawing of a plan: the model itself, then each distinct block once.
 
     Args:
         layouts: Layouts of the unfolded graph.
         bill: Its bill.
+        short: Layouts and bill of a graph with fewer copies of each block, which is faster to draw.
+            It is not used if its figures do not add up: several blocks may read one parameter.
     """
-    first = of_first_run(bill)
-    elements = Elements(first)
-    return _Drawing(layouts, elements, CostBreakdown(elements, first)).blocks()
+    first = bill.first_run
+
+    def drawn(layouts: Layouts, bill: Bill, copies: Copies) -> list[DrawnBlock]:
+        elements = Elements(bill.first_run)
+        costs = CostBreakdown(elements, bill.first_run, flags(first))
+        return _Drawing(layouts, elements, costs, copies).blocks()
+
+    if short is not None and _adds_up(found := drawn(*short), first):
+        return found
+    return drawn(layouts, bill, {})
+
+
+def _adds_up(blocks: Sequence[DrawnBlock], bill: Bill) -> bool:
+    """Whether the figures of all items are those of the bill, each as often as its block is."""
+    ns, calls = Counter[Phase](), Counter[tuple[str, str, str]]()
+    for block in blocks:
+        for item in block.items:
+            for phase, n in item.phase_ns.items():
+                ns[phase] += n * block.count
+            calls.update(_sums(item.collectives, block.count))
+    return ns == Counter(bill.times) and calls == _sums(count(bill))
+
+
+def _sums(found: Iterable[CollectiveCount], times: int = 1) -> Counter[tuple[str, str, str]]:
+    out = Counter[tuple[str, str, str]]()
+    for c in found:
+        out[c.phase, c.kind, "count"] += times * c.count
+        out[c.phase, c.kind, "bytes"] += times * c.bytes
+    return out
 
 
 class _Drawing:
-    def __init__(self, layouts: Layouts, elements: Elements, costs: CostBreakdown) -> None:
-        self.layouts, self.elements, self.costs = layouts, elements, costs
+    def __init__(
+        self, layouts: Layouts, elements: Elements, costs: CostBreakdown, copies: Copies
+    ) -> None:
+        self.layouts, self.elements, self.costs, self.copies = layouts, elements, costs, copies
         self.found, self.parts = elements.found, parts(elements)
         self._texts: dict[int, str] = {}
         self.runs: dict[Place, list[list[int]]] = {}
@@ -133,7 +170,7 @@ class _Drawing:
         groups = sorted(alike.values(), key=lambda p: (self._first(p[0]), len(p[0])))
         groups = _outside_in(groups, kinds)
         numbers = {places[0][-1]: str(i) for i, places in enumerate(groups)}
-        return [_numbered(kinds[places[0]], places, numbers) for places in groups]
+        return [self._numbered(kinds[places[0]], places, numbers) for places in groups]
 
     def _first(self, place: Place) -> int:
         """Return the number of the element that runs first in a place."""
@@ -145,7 +182,11 @@ class _Drawing:
             takes, first = self.takes[place, i], self.found[run[0]]
             if len(first.chain) > len(place):
                 within = dict.fromkeys(self.found[n].chain[len(place)] for n in run)
-                blocks = dict(Counter(like[name][-1] for name in within))
+                blocks = Counter[str]()
+                for name in within:
+                    blocks[like[name][-1]] += len(self._numbers(name)) // len(
+                        self._numbers(place[-1])
+                    )
                 stack = _relative(first.chain[len(place)].rpartition(".")[0], place[-1])
                 yield DrawnItem(module=stack, takes=takes, blocks=blocks)
             else:
@@ -168,6 +209,37 @@ class _Drawing:
             collectives=cost.counted(),
         )
 
+    def _numbered(
+        self, block: DrawnBlock, places: list[Place], numbers: dict[str, str]
+    ) -> DrawnBlock:
+        """Return a block with the names of its copies, and blocks within it by their numbers."""
+        items = [
+            item.model_copy(update={"blocks": {numbers[k]: n for k, n in item.blocks.items()}})
+            for item in block.items
+        ]
+        names = self._names([place[-1] for place in places])
+        found = {"modules": [*_ranges(names)], "count": len(names), "items": items}
+        return block.model_copy(update=found)
+
+    def _names(self, drawn: list[str]) -> list[str]:
+        """Return the names of all blocks of the model that some drawn ones represent, in order."""
+        stacks = [*dict.fromkeys(self._stack(name) for name in drawn)]
+        every = [
+            (stacks.index(self._stack(name)), number, i)
+            for i, name in enumerate(drawn)
+            for number in self._numbers(name)
+        ]
+        return [_renumbered(drawn[i], stacks[at], number) for at, number, i in sorted(every)]
+
+    def _stack(self, name: str) -> str:
+        """Return the stack of the block that is or contains `name`; "" if no other is like it."""
+        return next((path for path in self.copies if is_within(name, path)), "")
+
+    def _numbers(self, name: str) -> Sequence[int]:
+        """Return the numbers in that stack of the blocks that the drawn one represents."""
+        stack = self._stack(name)
+        return self.copies[stack][int(name[len(stack) + 1 :].partition(".")[0])] if stack else [0]
+
     def _aside(self, place: Place) -> DrawnItem:
         """Return the costs of a block, and of inner blocks not drawn, that belong to no element."""
         total = Cost()
@@ -187,18 +259,16 @@ def _note(table: dict[str, str], key: str, text: str) -> None:
         table[key] = text
 
 
+def _renumbered(name: str, stack: str, number: int) -> str:
+    """Return the name with another number of the block in `stack`."""
+    if not stack:
+        return name
+    rest = name[len(stack) + 1 :].partition(".")
+    return f"{stack}.{number}" + "".join(rest[1:])
+
+
 def _relative(module: str, block: str) -> str:
     return module.removeprefix(block).removeprefix(".")
-
-
-def _numbered(block: DrawnBlock, places: list[Place], numbers: dict[str, str]) -> DrawnBlock:
-    """Return a block with the names of its copies, and blocks within it by their numbers."""
-    items = [
-        item.model_copy(update={"blocks": {numbers[name]: n for name, n in item.blocks.items()}})
-        for item in block.items
-    ]
-    names = [*_ranges(place[-1] for place in places)]
-    return block.model_copy(update={"modules": names, "count": len(places), "items": items})
 
 
 def _outside_in(groups: list[list[Place]], kinds: dict[Place, DrawnBlock]) -> list[list[Place]]:

@@ -11,7 +11,7 @@ from shardwright.planner.contract.plan_figures import CollectiveCount, Memory, P
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.verify.recost import Bill, Calls, of_first_run
+from shardwright.planner.verify.recost import Bill, Calls
 
 FLAG_BYTES = 4
 """Bytes of the flag that says whether a copy of the model has a gradient of a parameter."""
@@ -27,7 +27,7 @@ def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coo
         ranks: Coordinates of each rank.
     """
     sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
-    first = of_first_run(bill)
+    first = bill.first_run
     return Prediction(
         parameter_bytes=[sizes[at[TP]] for at in ranks],
         unsharded_bytes=rank_bytes(layouts, None),

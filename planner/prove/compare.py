@@ -12,7 +12,6 @@ from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED
-from shardwright.planner.cost.cost import Costs
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded, shapes
@@ -21,8 +20,7 @@ from shardwright.planner.emit.reasons import replicated_parameters
 from shardwright.planner.problem.optimize import Optimum
 from shardwright.planner.search.plan import of_all_blocks, traced_calls, without_rule
 from shardwright.planner.search.task import Task
-from shardwright.planner.search.unfolded import memory_of
-from shardwright.planner.verify.recost import Bill
+from shardwright.planner.search.unfolded import UnfoldedSolution
 
 FIGURES = ("cost", "predicted", "drawing", "replicated", "opaque")
 """Keys that describe a plan and that the runtime does not use."""
@@ -37,10 +35,8 @@ ACCEPTED = "edited: right, but not what a solver found"
 def expected_keys(
     task: Task,
     layouts: Layouts,
-    unfolded: Layouts,
-    bill: Bill,
+    there: UnfoldedSolution,
     modules: Mapping[str, ModulePlan],
-    costs: Costs,
     optimum: Optimum,
 ) -> dict[str, Any]:
     """Return the keys of a plan that follow from the states of its tensors.
@@ -48,15 +44,13 @@ def expected_keys(
     Args:
         task: The task.
         layouts: Layouts of the folded graph.
-        unfolded: Layouts of the unfolded graph.
-        bill: The bill of the unfolded graph.
+        there: The same on the unfolded graph.
         modules: Plans of the traced modules.
-        costs: Prices of the folded graph.
         optimum: The solver's answer with these states.
     """
+    unfolded, bill = there.layouts, there.bill
     whole = {u.stored: True for u in unfolded.graph.uses}
-    memory = memory_of(task, bill, layouts, costs)
-    found = prediction(layouts, bill, memory, task.ranks(layouts.states))
+    found = prediction(layouts, bill, there.memory, task.ranks(layouts.states))
     return {
         "model": {
             "architecture": task.source.architecture,

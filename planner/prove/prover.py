@@ -27,7 +27,7 @@ from shardwright.planner.prove.read_back import ReadBack, gathered
 from shardwright.planner.search.dry_run import local_modules, tried
 from shardwright.planner.search.restrictions import Formulation, Restrictions, unpinned_problem
 from shardwright.planner.search.task import Task
-from shardwright.planner.search.unfolded import checked
+from shardwright.planner.search.unfolded import check_unfolded, unfolded
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.trace.trace_lock import not_in_model_code
@@ -111,20 +111,22 @@ class Prover:
         try:
             optimum = optimize(small, backtracking.solve, SECONDS, movable=network.movable)
             layouts = Layouts(task.graph, network.states, network.assignment(optimum.assignment))
-            unfolded, bill = checked(task, formulation.costs, layouts, optimum)
+            there = unfolded(task, layouts, formulation.costs)
+            check_unfolded(task, formulation.costs, layouts, there, optimum)
             modules = local_modules(task, layouts)
         except (SolverError, Unsolvable, InconsistentBoundary) as error:
             raise PlanError(f"the plan does not hold: {error}") from None
-        found = expected_keys(task, layouts, unfolded, bill, modules, formulation.costs, optimum)
+        found = expected_keys(task, layouts, there, modules, optimum)
         same(task.source.module, plan, found, figures)
         proven = rewritten(plan, found)
         self._run(task, proven, layouts)
+        graph = there.layouts.graph
         return Proven(
             proven,
             tuple(sorted({0, plan.world_size - 1})) if task.tp * task.cp > 1 else (0,),
             sum(len(run.watched) for run in task.dry_runs),
-            len(unfolded.graph.ops),
-            len(unfolded.graph.boundaries) + len(unfolded.graph.uses),
+            len(graph.ops),
+            len(graph.boundaries) + len(graph.uses),
         )
 
     def _why(self, task: Task, network: CostFunctionNetwork) -> str:

@@ -75,7 +75,7 @@ def make_plan(
         modules: Plans of the traced modules.
         earlier: Conflicts of earlier dry runs, which give reasons for replicated parameters.
     """
-    source, layouts = task.source, solution.layouts
+    source, layouts, there = task.source, solution.layouts, solution.unfolded
     failed = {name: conflict.text for conflict in earlier for name, _ in conflict.splits}
     used = {u.used: u for u in task.graph.uses}
 
@@ -96,9 +96,9 @@ def make_plan(
         objective=solution.objective,
         modules=of_all_blocks(task, modules),
         calls=traced_calls(task, layouts),
-        drawing=drawing(solution.unfolded, solution.bill),
+        drawing=drawing(there.layouts, there.bill, there.short),
         replicated=replicated_parameters(
-            solution.unfolded,
+            there.layouts,
             _of_copies(task, solution.possible),
             _of_copies(task, solution.pinned),
             _of_copies(task, failed),

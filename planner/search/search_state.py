@@ -124,9 +124,9 @@ def attempted(what: str, now: SearchState) -> Attempt:
         case None:
             text, figures = "starts over", {"forbidden": len(now.restrictions.forbidden)}
         case Solution() as found:
-            price = found.bill.price
+            price, held = found.unfolded.bill.price, found.unfolded.memory.total
             text = solver_in_words(found.report)
-            figures = {"bytes": price.bytes, "time_ns": price.time, "held": found.memory.total}
+            figures = {"bytes": price.bytes, "time_ns": price.time, "held": held}
         case OverMemory() as error:
             text, figures = str(error), {"budget": error.budget, "least": error.least}
         case InfeasibleError() as error:

@@ -27,10 +27,10 @@ from shardwright.planner.problem.optimize import Optimum, optimize
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.task import Task
-from shardwright.planner.search.unfolded import checked, memory_of, unfolded_bill, unfolded_layouts
+from shardwright.planner.search.unfolded import UnfoldedSolution, check_unfolded, unfolded
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.stages import figures, stage
-from shardwright.planner.verify.recost import Bill, largest
+from shardwright.planner.verify.recost import largest
 from shardwright.planner.wording import memory_in_words
 
 
@@ -83,9 +83,7 @@ class Solution:
 
     Attributes:
         layouts: Layouts of the folded graph.
-        unfolded: Layouts of the unfolded graph.
-        bill: Prices of the unfolded graph.
-        memory: Bytes that the fullest rank holds.
+        unfolded: The solution on the unfolded graph.
         objective: What was minimised.
         possible: Per tensor, whether any solution shards it.
         pinned: The pin of each pinned stored tensor.
@@ -94,9 +92,7 @@ class Solution:
     """
 
     layouts: Layouts
-    unfolded: Layouts
-    bill: Bill
-    memory: Memory
+    unfolded: UnfoldedSolution
     objective: Objective
     possible: dict[str, bool]
     pinned: Mapping[str, Pin]
@@ -121,7 +117,8 @@ class Solution:
 def predicted(task: Task, solution: Solution) -> Prediction:
     """Return the predicted cost of a solution per rank."""
     layouts = solution.layouts
-    return prediction(layouts, solution.bill, solution.memory, task.ranks(layouts.states))
+    unfolded, ranks = solution.unfolded, task.ranks(layouts.states)
+    return prediction(layouts, unfolded.bill, unfolded.memory, ranks)
 
 
 def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solution:
@@ -151,8 +148,12 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
         raise OverMemory(room, least, "what adds up of it, without what is alive at one time")
 
     @cache
+    def candidate(values: tuple[int, ...]) -> tuple[Layouts, UnfoldedSolution]:
+        layouts = Layouts(task.graph, costs.states, network.assignment(values))
+        return layouts, unfolded(task, layouts, costs)
+
     def held(values: tuple[int, ...]) -> Memory:
-        return _held(task, formulation, values)
+        return candidate(values)[1].memory
 
     try:
         optimum = within(
@@ -168,23 +169,14 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     except SolverError:
         refuse(network, task.graph, pinned)  # an infeasible problem may be why time ran out
         raise
-    layouts = Layouts(task.graph, costs.states, network.assignment(optimum.assignment))
-    unfolded, bill = checked(task, costs, layouts, optimum)
+    stage("check")
+    layouts, there = candidate(optimum.assignment)
+    check_unfolded(task, costs, layouts, there, optimum)
     stage("emit")
-    memory = held(optimum.assignment)
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
     can = possible(network, small)
-    given = layouts, unfolded, bill, memory, objective, can, pinned, optimum
-    return Solution(*given, solver)
-
-
-def _held(task: Task, formulation: Formulation, values: tuple[int, ...]) -> Memory:
-    """Return the bytes that a rank of the full model holds under an assignment."""
-    costs, network = formulation.costs, formulation.network
-    layouts = Layouts(task.graph, costs.states, network.assignment(values))
-    bill = unfolded_bill(task, unfolded_layouts(task, layouts), costs)
-    return memory_of(task, bill, layouts, costs)
+    return Solution(layouts, there, objective, can, pinned, optimum, solver)
 
 
 def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:

@@ -2,73 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from shardwright.errors import SolverError
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.memory import memory
+from shardwright.planner.emit.drawing import Copies
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME
 from shardwright.planner.problem.optimize import Optimum
 from shardwright.planner.search.task import Task, of_copies
-from shardwright.planner.stages import stage
 from shardwright.planner.strategies.states import States
 from shardwright.planner.verify.check import check
-from shardwright.planner.verify.recost import Bill, of_first_run
+from shardwright.planner.verify.recost import Bill
 
 
-def unfolded_layouts(task: Task, layouts: Layouts) -> Layouts:
-    """Return the layouts of the unfolded graph for layouts of the folded graph."""
-    unfolded = task.unfolded
-    if unfolded.graph is task.graph:
-        return layouts
-    return Layouts(unfolded.graph, task.unfolded_states, of_copies(layouts.assignment, unfolded))
+@dataclass(frozen=True)
+class UnfoldedSolution:
+    """A solution on the unfolded graph, and on the short one (`Task.short`).
+
+    Attributes:
+        layouts: Layouts of the unfolded graph.
+        bill: Prices of the unfolded graph.
+        short: Layouts and prices of the short graph, and the blocks that it represents.
+    """
+
+    layouts: Layouts
+    bill: Bill
+    short: tuple[Layouts, Bill, Copies]
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The bytes that a rank holds in the first run."""
+        first, passing = self.bill.first_run, self.short[1].first_run
+        return memory(first.costs, first.assignment, (passing.costs, passing.assignment))
 
 
-def unfolded_bill(task: Task, layouts: Layouts, folded: Costs) -> Bill:
-    """Return the bill of a plan, given its layouts on the unfolded graph."""
-    costs = unfolded_costs(task, task.unfolded, layouts.states, folded)
-    return Bill(costs, layouts.assignment)
+def unfolded(task: Task, layouts: Layouts, folded: Costs) -> UnfoldedSolution:
+    """Return the layouts of the folded graph, and its prices, on the unfolded graphs."""
 
+    def priced(graph: Unfolded, states: States) -> tuple[Layouts, Bill]:
+        found = Layouts(graph.graph, states, of_copies(layouts.assignment, graph))
+        sent = frozenset(copy for copy, n in graph.origin.items() if n in folded.gathered)
+        keys = folded.sizes.keys.unfolded(graph.origin)
+        given = task.workload, task.caches, sent, keys
+        return found, Bill(Costs(graph.graph, states.axes, states, *given), found.assignment)
 
-def unfolded_costs(task: Task, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
-    """Return the prices of an unfolded graph."""
-    sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
-    keys = folded.sizes.keys.unfolded(unfolded.origin)
-    return Costs(unfolded.graph, states.axes, states, task.workload, task.caches, sent, keys)
-
-
-def memory_of(task: Task, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:
-    """Return the bytes that a rank holds in the first run, given the bill of the unfolded graph."""
     short, states = task.short
-    costs = unfolded_costs(task, short, states, folded)
-    first = of_first_run(bill)
-    passing = of_first_run(Bill(costs, of_copies(layouts.assignment, short)))
-    return memory(first.costs, first.assignment, (passing.costs, passing.assignment))
+    folds = task.unfolded.graph is not task.graph
+    full = priced(task.unfolded, task.unfolded_states if folds else layouts.states)
+    return UnfoldedSolution(*full, (*priced(short, states), short.blocks))
 
 
-def checked(task: Task, costs: Costs, layouts: Layouts, optimum: Optimum) -> tuple[Layouts, Bill]:
-    """Check a solution on the unfolded graph, and return its layouts and bill there.
+def check_unfolded(
+    task: Task, costs: Costs, layouts: Layouts, found: UnfoldedSolution, optimum: Optimum
+) -> None:
+    """Check a solution on the unfolded graph.
 
     Args:
         task: The task.
         costs: Prices of the folded graph.
         layouts: The chosen layouts of the folded graph.
+        found: The solution on the unfolded graph.
         optimum: The solver's answer, with the costs that it claims.
 
     Raises:
         SolverError: the solution breaks a rule, or has other costs than the solver claims.
     """
-    stage("check")
-    unfolded = unfolded_layouts(task, layouts)
-    bill = unfolded_bill(task, unfolded, costs)
-    alike = [op for op, _ in bill.ops]
-    check(unfolded.graph, unfolded.states, unfolded.assignment, task.rigid, alike)
-    if unfolded.graph is not task.graph:  # the folded graph has runs that are not unfolded
+    alike, there = [op for op, _ in found.bill.ops], found.layouts
+    check(there.graph, there.states, there.assignment, task.rigid, alike)
+    if there.graph is not task.graph:  # the folded graph has runs that are not unfolded
         check(task.graph, costs.states, layouts.assignment, task.rigid)
         Bill(costs, layouts.assignment).redistributions()
-    agree(bill.price, optimum)
-    return unfolded, bill
+    agree(found.bill.price, optimum)
 
 
 def agree(found: tuple[int, int, int], optimum: Optimum) -> None:

@@ -59,6 +59,31 @@ class Bill:
         return Price(size, time, back)
 
     @cached_property
+    def first_run(self) -> Bill:
+        """The bill of the first run alone. With one run, this is the bill itself.
+
+        A parameter that the first run does not read is held as it is stored, and has no gradient.
+        """
+        before, whole = self.costs, self.costs.graph
+        graph = whole.first_run()
+        if graph is whole:
+            return self
+        states = States(
+            graph,
+            before.axes,
+            before.states.ranks,
+            before.states.replaceable,
+            sequence=before.states.sequence,
+            sub=before.states.sub,
+        )
+        keys = before.sizes.keys.within(graph)
+        given = before.workload, before.caches, before.gathered, keys
+        costs = Costs(graph, before.axes, states, *given)
+        read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
+        idle = {u.used: self.assignment[u.stored] for u in graph.uses if u.used not in read}
+        return Bill(costs, {n: self.assignment[n] for n in graph.tensors} | idle)
+
+    @cached_property
     def times(self) -> dict[Phase, int]:
         """Nanoseconds of one run of each phase of the workload."""
         out: dict[Phase, int] = {}
@@ -163,30 +188,6 @@ class Bill:
             else:
                 found[key] = [edge, int(priced)]
         return [(edge, edge[1] in stays, times) for edge, times in found.values()]
-
-
-def of_first_run(bill: Bill) -> Bill:
-    """Return the bill of the first run alone. With one run, this is the given bill.
-
-    A parameter that the first run does not read is held as it is stored, and has no gradient.
-    """
-    before, whole = bill.costs, bill.costs.graph
-    graph = whole.first_run()
-    if graph is whole:
-        return bill
-    states = States(
-        graph,
-        before.axes,
-        before.states.ranks,
-        before.states.replaceable,
-        sequence=before.states.sequence,
-        sub=before.states.sub,
-    )
-    keys = before.sizes.keys.within(graph)
-    costs = Costs(graph, before.axes, states, before.workload, before.caches, before.gathered, keys)
-    read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
-    idle = {u.used: bill.assignment[u.stored] for u in graph.uses if u.used not in read}
-    return Bill(costs, {n: bill.assignment[n] for n in graph.tensors} | idle)
 
 
 NAMED = 3

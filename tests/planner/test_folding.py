@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shardwright.planner.api import prepare
 from shardwright.planner.blocks.fold import Folding
-from shardwright.planner.blocks.stacks import find_stacks, shortened
+from shardwright.planner.blocks.stacks import condensed, find_stacks, shortened
 from shardwright.planner.blocks.unfold import unfold
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.memory import peak
+from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, run
@@ -25,7 +28,6 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.runs import folded_trace
 from shardwright.planner.trace.runs.folded_trace import traced
-from shardwright.planner.verify.recost import of_first_run
 from tests.marks import long, sampled
 from tests.planning import ASKED
 
@@ -117,12 +119,24 @@ def test_three_blocks_in_a_row_hold_as_much_as_all(name: str) -> None:
     more = {k: 9 if "layer" in k else v for k, v in fields.items()}
     config = transformers.AutoConfig.for_model(name, architectures=[architecture], **more)
     task = prepare(config, 2, dtype=torch.bfloat16, phase="prefill,decode", seq=64)
-    shorter = len(unfold(task.folding, alike=3).graph.ops) < len(task.unfolded.graph.ops)
-    assert shorter == (name != "gemma2")  # whose blocks differ in turn
-    found = climb(start(task, ASKED), SOLVING).solution
-    bill = of_first_run(found.bill)
+    assert len(task.short[0].graph.ops) < len(task.unfolded.graph.ops)
+    found = climb(start(task, ASKED), SOLVING).solution.unfolded
+    bill = found.bill.first_run
     wanted = max(peak(bill.costs, bill.assignment, run) for run in bill.costs.passes)
     assert found.memory.activations == wanted
+    assert drawing(found.layouts, found.bill, found.short) == drawing(found.layouts, found.bill)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 4), st.integers(1, 6))
+def test_condensed_places_keep_all_windows(start: str, period: int, repeats: int) -> None:
+    places = [ord(c) for c in [*start, *(start[:period] * repeats)]]
+    found = condensed(places, 3)
+    assert sorted(n for _, numbers in found for n in numbers) == [*range(len(places))]
+    assert all(places[n] == place for place, numbers in found for n in numbers)
+    left = [place for place, _ in found]
+    kept, whole = ({(*row[i : i + 3],) for i in range(len(row) - 2)} for row in (left, places))
+    assert kept == whole
+    assert condensed(places, None) == [(place, [n]) for n, place in enumerate(places)]
 
 
 class Block(nn.Module):
