@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +11,7 @@ import torch
 
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
-from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
+from shardwright.planner.contract.mesh import CP, read_mesh, replicas
 from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
@@ -23,24 +22,24 @@ from shardwright.planner.contract.plan_figures import (
 )
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.phases import parse_phases
+from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
-from shardwright.planner.graph.alignment import align
-from shardwright.planner.graph.axes import refine
-from shardwright.planner.graph.lost_lengths import keep_beside_lost
-from shardwright.planner.graph.trace_sizes import TRACE_SEQ
-from shardwright.planner.problem.pins import Pin, as_pins
+from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.problem.tp_plan import pins as hand_written_pins
 from shardwright.planner.problem.tp_plan import table_of
 from shardwright.planner.search.ladder import run
+from shardwright.planner.search.meshes import Cluster, choose_mesh
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.stages import stage
-from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.model.source import Source, read_source
-from shardwright.planner.trace.trace import trace_model
 from shardwright.planner.trace.trace_lock import not_in_model_code
 from shardwright.runtime.model.hub import Hub
+
+DEVICE = "h100-nvlink"
+"""The device profile by default."""
 
 
 @not_in_model_code
@@ -59,7 +58,9 @@ def plan(
     batch: int | None = None,
     seq: int = 512,
     dtype: torch.dtype | str | None = None,
-    device: str = "h100-nvlink",
+    device: str = DEVICE,
+    gpus_per_host: int | None = None,
+    cluster: Cluster | None = None,
     pins: Mapping[str, str] | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
     tp_plan: Mapping[str, object] | str | None = None,
@@ -104,6 +105,11 @@ def plan(
         dtype: Dtype of the parameters, or its name. The default, or "auto", is the config's.
         device: Name of the device profile for the prices, or a .json file with one, which
             `calibrate` writes.
+        gpus_per_host: Ranks on one host, where `mesh` has more: its last dims are innermost, as
+            torchrun numbers ranks. The default is that of the device profile.
+        cluster: Hosts and GPUs to choose the mesh for, instead of `tp` or `mesh`. The plan is that
+            of the fastest mesh that fits; `Plan.meshes` has the others. The default of `batch` is
+            then one sequence per GPU.
         pins: Name -> "replicate" (unsharded on every rank) or "shard:DIM" (sharded along that dim).
             The name is that of a parameter, or of a module and stands for all its parameters. `*`
             stands for any part of a name between dots:
@@ -143,15 +149,23 @@ def plan(
     """
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
-    task = prepare(
-        model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
-        device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes, dp=dp, dequantize=dequantize,
-        trust_remote_code=trust_remote_code, revision=revision, cache_dir=cache_dir,
-        local_files_only=local_files_only, token=token,
-    )  # fmt: skip
+    how: dict[str, Any] = {
+        "args": args, "kwargs": kwargs, "seq": seq, "dtype": dtype, "device": device, "pins": pins,
+        "tp_plan": tp_plan, "phase": phase, "sequence_parallel": sequence_parallel,
+        "optimizer_bytes": optimizer_bytes, "dequantize": dequantize,
+        "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
+        "local_files_only": local_files_only, "token": token,
+    }  # fmt: skip
+    asked = SolverOptions(solver, time_limit, memory, objective)
+    if cluster is not None:
+        if (tp, mesh, gpus_per_host) != (None, None, None):
+            raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
+        found = read(model, batch or cluster.ranks, **how)
+        return choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model)).plan
+    how |= {"mesh": mesh, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
+    task = prepare(model, tp, **how)
     with dumping(dump, task, write_model) as tell:
-        return run(task, SolverOptions(solver, time_limit, memory, objective), tell)
+        return run(task, asked, tell)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
@@ -169,6 +183,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
         "dp": load.dp, "dequantize": load.quantized is None,
+        "gpus_per_host": load.gpus_per_host or plan.world_size,
     }  # fmt: skip
 
 
@@ -179,25 +194,14 @@ def prepare(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] | torch.Tensor = (),
-    kwargs: dict[str, Any] | None = None,
     batch: int | None = None,
-    seq: int = 512,
-    dtype: torch.dtype | str | None = None,
-    device: str = "h100-nvlink",
-    pins: Mapping[str, str] | None = None,
-    tp_plan: Mapping[str, object] | str | None = None,
-    phase: str | Mapping[Phase, int] = "prefill",
-    sequence_parallel: bool | None = None,
-    optimizer_bytes: int = 8,
     dp: DataParallel = "ddp",
-    dequantize: bool = False,
-    trust_remote_code: bool = False,
-    **hub: Any,
+    gpus_per_host: int | None = None,
+    **how: Any,
 ) -> Task:
     """Read and trace a model, and return the task of planning it. `plan` does this before solving.
 
-    `hub` holds the arguments for the hub: `revision`, `cache_dir`, `local_files_only`, `token`.
+    `how` holds the other arguments of `read`.
 
     Raises:
         UsageError: an argument is invalid.
@@ -205,12 +209,8 @@ def prepare(
         InfeasibleError: sequences are to be sharded, and the model has none between its blocks.
     """
     dims = read_mesh(tp, mesh)
-    copies = replicas(dims)
+    copies, cp = replicas(dims), dims.get(CP, 1)
     batch = copies if batch is None else batch
-    for name, value in (("batch", batch), ("seq", seq), ("optimizer_bytes", optimizer_bytes)):
-        least = 0 if name == "optimizer_bytes" else 1
-        if not least <= value <= LARGEST:
-            raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
     if batch < copies:
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
     if dp not in get_args(DataParallel) or (dp == "fsdp" and copies == 1):
@@ -218,13 +218,48 @@ def prepare(
             f"dp={dp!r}: 'ddp', or 'fsdp' where a mesh has copies to share out a model over, as "
             "dp=2,tp=4 has"
         )
-    phases, cp = parse_phases(phase), dims.get(CP, 1)
-    if cp > 1 and (sequence_parallel or "decode" in phases):
-        asked = "sequence_parallel" if sequence_parallel else "phase 'decode'"
+    decodes = "decode" in parse_phases(how.get("phase", "prefill"))
+    if cp > 1 and (how.get("sequence_parallel") or decodes):
+        asked = "phase 'decode'" if decodes else "sequence_parallel"
         raise UsageError(
             f"{asked} and cp={cp}: cp splits sequences of a forward and backward pass by itself, "
             "and keeps no KV cache: plan with cp=1, or without"
         )
+    per_host = ranks_on_a_host(how.get("device", DEVICE), prod(dims.values()), gpus_per_host)
+    return read(model, batch, **how).on(dims, dp, per_host)
+
+
+def read(
+    model: Any,
+    batch: int,
+    *,
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: dict[str, Any] | None = None,
+    seq: int = 512,
+    dtype: torch.dtype | str | None = None,
+    device: str = DEVICE,
+    pins: Mapping[str, str] | None = None,
+    tp_plan: Mapping[str, object] | str | None = None,
+    phase: str | Mapping[Phase, int] = "prefill",
+    sequence_parallel: bool | None = None,
+    optimizer_bytes: int = 8,
+    dequantize: bool = False,
+    trust_remote_code: bool = False,
+    **hub: Any,
+) -> TracedModel:
+    """Read a model, to be traced and planned for one mesh or several.
+
+    `hub` holds the arguments for the hub: `revision`, `cache_dir`, `local_files_only`, `token`.
+
+    Raises:
+        UsageError: an argument is invalid.
+        ModelError: the model cannot be read.
+    """
+    for name, value in (("batch", batch), ("seq", seq), ("optimizer_bytes", optimizer_bytes)):
+        least = 0 if name == "optimizer_bytes" else 1
+        if not least <= value <= LARGEST:
+            raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
+    phases = parse_phases(phase)
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long
     stage("read")
@@ -243,19 +278,10 @@ def prepare(
         dtype=str(source.dtype).removeprefix("torch."),
         device=device,
         phases=phases,
-        replicas=copies,
-        sequence_parallel=bool(sequence_parallel),
         optimizer_bytes=optimizer_bytes,
-        dp=dp,
         quantized=_quantized(source),
     )
-    pinned = as_pins(wanted)
-    several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks and tokens to split
-    if sequence_parallel is not None or not several:
-        return _traced(source, workload, dims, pinned)
-    along = workload.model_copy(update={"sequence_parallel": True})
-    again = partial(_traced, source, along, dims, pinned)
-    return _traced(source, workload, dims, pinned, along=again)
+    return TracedModel(source, workload, as_pins(wanted), sequence_parallel)
 
 
 def _quantized(source: Source) -> Quantized | None:
@@ -267,36 +293,3 @@ def _quantized(source: Source) -> Quantized | None:
     names = [name for name, _ in source.module.named_parameters(remove_duplicate=False)]
     method = source.quantization.method
     return Quantized(method=method, bits=fold(bits, names), blocks=fold(blocks, names))
-
-
-def _traced(
-    source: Source,
-    workload: Workload,
-    mesh: Mapping[str, int],
-    pins: tuple[Pin, ...],
-    folds: bool = True,
-    along: Callable[[], Task] | None = None,
-) -> Task:
-    """Trace a model and find its axes.
-
-    The trace keeps all repeated blocks if their code depends on the index of the block. To shard
-    sequences it makes fewer runs (`Source.along_sequence`).
-    """
-    stage("trace")
-    wanted, cp = replace(source, trains="train" in workload.phases), mesh.get(CP, 1)
-    splits = workload.sequence_parallel or cp > 1
-    if splits:
-        wanted = wanted.along_sequence(by_rows=cp > 1)
-    traced, folding, unfolded = trace_model(wanted, pins, splits, folds)
-    unmasked = bool(wanted.masks() - traced.masks())
-    stage("axes")
-    length = TRACE_SEQ if splits else None
-    axes = refine(folding.graph, length)
-    align(folding.graph, axes, mesh[TP])
-    keep_beside_lost(folding.graph, axes)
-    sequence = open_sequence(folding.graph, axes, length, cp == 1) if length else None
-    stage("trace")
-    task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked, along)
-    if task.numbered:
-        return _traced(source, workload, mesh, pins, folds=False, along=along)
-    return task

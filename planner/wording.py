@@ -113,7 +113,8 @@ def workload_in_words(load: Workload) -> str:
     counts = [(phase, load.phases[phase]) for phase in get_args(Phase) if phase in load.phases]
     phases = ", ".join(f"{n} {phase}" if n > 1 else phase for phase, n in counts)
     dtype = load.dtype + (f" ({quantized_in_words(load.quantized)})" if load.quantized else "")
-    return f"{phases}, batch {load.batch}, seq {load.seq}, {dtype} on {load.device}"
+    hosts = f", {load.gpus_per_host} on a host" if load.gpus_per_host else ""
+    return f"{phases}, batch {load.batch}, seq {load.seq}, {dtype} on {load.device}{hosts}"
 
 
 def quantized_in_words(quantized: Quantized) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.report.hand_written import HandWritten
+    from shardwright.planner.search.meshes import Cluster
 
 
 @click.command(
@@ -45,6 +46,12 @@ Examples:
 @click.option("--tp", type=COUNT, metavar="N", help="Ranks to split over.")
 @click.option("--mesh", metavar="NAME=N,...",
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
+@click.option("--hosts", type=COUNT, metavar="N",
+              help="Choose the mesh for so many hosts.")  # fmt: skip
+@click.option("--gpus-per-host", type=COUNT, metavar="N",
+              help="GPUs of a host.  [default: the device's]")  # fmt: skip
+@click.option("--ranks", type=COUNT, metavar="N",
+              help="Choose the mesh for so many GPUs of one host.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
               help="Draw the plan on a page there, with costs of alternatives.")  # fmt: skip
@@ -99,6 +106,9 @@ def plan(
     model: str,
     tp: int | None,
     mesh: str | None,
+    hosts: int | None,
+    gpus_per_host: int | None,
+    ranks: int | None,
     output: str | None,
     html: str | None,
     memory: int | None,
@@ -118,6 +128,8 @@ def plan(
     objective: Any,
     solver: str | None,
     time_limit: float,
+    batch: int | None,
+    dp: Any,
     **workload: Any,
 ) -> None:
     """Plan MODEL; no weights are read.
@@ -130,8 +142,13 @@ def plan(
         raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
     if quiet and output is None and html is None:
         raise click.UsageError("--quiet prints the paths of files alone: give --output or --html")
-    if (tp is None) == (mesh is None):
-        raise click.UsageError("give either --tp, as in --tp 4, or --mesh, as in --mesh dp=2,tp=4")
+    if sum(given is not None for given in (tp, mesh, hosts, ranks)) != 1:
+        raise click.UsageError(
+            "give one of --tp, as in --tp 4; --mesh, as in --mesh dp=2,tp=4; or, to choose a mesh, "
+            "--ranks 8, or --hosts 2 --gpus-per-host 8"
+        )
+    if ranks is not None and gpus_per_host is not None:
+        raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     for path in (output, html, write_model):
@@ -140,32 +157,40 @@ def plan(
         import torch
 
         from shardwright.planner import solvers
-        from shardwright.planner.api import prepare
+        from shardwright.planner.api import prepare, read
         from shardwright.planner.contract.mesh import parse_mesh, read_mesh
         from shardwright.planner.cost.phases import parse_phases
-        from shardwright.planner.devices.device import device as profile
         from shardwright.planner.dump.write import dumping
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
         from shardwright.planner.search.ladder import search
+        from shardwright.planner.search.meshes import choose_mesh
         from shardwright.planner.search.solution import SolverOptions
 
-        dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
-        profile(device)  # refuse before the trace what can be refused at once
+        # refuse before the trace what can be refused at once
+        cluster = cluster_of(hosts, gpus_per_host, ranks, device)
+        dims = parse_mesh(mesh) if mesh else None if cluster else read_mesh(tp, None)
         parse_phases(phase)
         if solver is not None:
             solvers.load(solver)
         named = OWN if table_file is None else read_table(table_file)
-        task = prepare(
-            model, mesh=dims, dtype=getattr(torch, dtype) if dtype else None, device=device,
-            phase=phase, pins=gather(pins, pin_file), tp_plan=named if follow else None,
+        given: dict[str, Any] = {
+            "dtype": getattr(torch, dtype) if dtype else None, "device": device, "phase": phase,
+            "pins": gather(pins, pin_file), "tp_plan": named if follow else None,
             **workload, **with_inputs(how),
-        )  # fmt: skip
+        }  # fmt: skip
+        asked = SolverOptions(solver, time_limit, memory, objective)
+        if cluster:
+            found = read(model, batch or cluster.ranks, **given)
+            ended = choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model))
+        else:
+            on = {"mesh": dims, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
+            task = prepare(model, **on, **given)
+            with dumping(dump, task, write_model) as tell:
+                ended = search(task, asked, tell)
+        task, result = ended.task, ended.plan
         table = table_of(named, task.source.module) if compare else {}
-        with dumping(dump, task, write_model) as tell:
-            ended = search(task, SolverOptions(solver, time_limit, memory, objective), tell)
-            result = ended.plan
         hand = price(task, table) if compare else None
     if output is not None:
         write(output, result.to_json())
@@ -188,6 +213,27 @@ def plan(
     if html is not None and not (as_json or quiet):
         say(f"Wrote {html}: open it in a browser")
     refuse_misfit(result)
+
+
+def cluster_of(
+    hosts: int | None, gpus_per_host: int | None, ranks: int | None, device: str
+) -> Cluster | None:
+    """Return the hosts and GPUs to choose a mesh for; None if the mesh is given.
+
+    Raises:
+        UsageError: the device is unknown, or does not say how many are in a host.
+    """
+    from shardwright.planner.devices.device import device as profile
+    from shardwright.planner.search.meshes import Cluster
+
+    known = profile(device).hosts
+    if ranks is not None:
+        return Cluster(1, ranks)
+    if hosts is None:
+        return None
+    if gpus_per_host is None and known is None:
+        raise click.UsageError(f"--hosts: give --gpus-per-host, as '{device}' does not say it")
+    return Cluster(hosts, gpus_per_host or (known.devices if known else 1))
 
 
 def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:

@@ -100,6 +100,25 @@ def replicas(mesh: Mapping[str, int]) -> int:
     return prod(mesh[name] for name in batch_dims(mesh))
 
 
+def hosts_of(sizes: Sequence[int], chosen: Sequence[bool], per_host: int) -> int:
+    """Return the most hosts that ranks are on which differ only in the chosen dims.
+
+    Args:
+        sizes: Ranks of all dims; the last varies fastest.
+        chosen: Which dims the ranks differ in.
+        per_host: Ranks on one host.
+    """
+    offsets, starts, stride = [0], [0], 1
+    for size, differs in zip(reversed(sizes), reversed(chosen), strict=True):
+        steps = [stride * i for i in range(size)]
+        if differs:
+            offsets = [a + step for a in offsets for step in steps]
+        else:
+            starts = [a + step for a in starts for step in steps]
+        stride *= size
+    return max(len({(start + a) // per_host for a in offsets}) for start in starts)
+
+
 def sub_name(mesh: str, numbers: Iterable[int | str]) -> str:
     """Return the name of some sub-axes of mesh dim `mesh`: `tp.0`, or `tp.01` for two of three."""
     return f"{mesh}." + "".join(map(str, numbers))

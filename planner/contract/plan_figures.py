@@ -54,7 +54,7 @@ class Quantized(Part):
 class Workload(SparsePart):
     """What the plan was priced for."""
 
-    optional = frozenset({"dp", "quantized"})
+    optional = frozenset({"dp", "quantized", "gpus_per_host"})
 
     batch: Asked
     seq: Asked
@@ -83,6 +83,10 @@ class Workload(SparsePart):
         default=None,
         description="weights that are held as a quantized checkpoint stores them; left out if "
         "all are dense",
+    )
+    gpus_per_host: Asked | None = Field(
+        default=None,
+        description="ranks on one host, innermost mesh dims first; left out if all are on one",
     )
 
 
@@ -181,6 +185,20 @@ class DrawnBlock(Part):
     gives: dict[str, str] = Field(
         default={}, description="number of an item -> placement of what leaves the block from it"
     )
+
+
+class MeshChoice(SparsePart):
+    """A mesh that was compared for the same hosts and GPUs."""
+
+    optional = frozenset({"dp", "why"})
+
+    mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
+    dp: DataParallel = Field(default="ddp", description="what copies do; left out for 'ddp'")
+    fits: bool = Field(default=False, description="whether a rank has enough memory")
+    memory: Count | None = Field(default=None, description="bytes that the fullest rank holds")
+    time_ns: Count | None = Field(default=None, description="of all phases; null without a plan")
+    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
+    why: str = Field(default="", description="why it has no plan or does not fit")
 
 
 class SolverReport(Part):

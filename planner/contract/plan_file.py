@@ -25,6 +25,7 @@ from shardwright.planner.contract.plan_figures import (
     Count,
     DrawnBlock,
     Draws,
+    MeshChoice,
     Objective,
     Part,
     Prediction,
@@ -281,8 +282,10 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-class Plan(Part):
+class Plan(SparsePart):
     """How to split one model over one mesh."""
+
+    optional = frozenset({"meshes"})
 
     format: Literal["shardwright.plan"] = FORMAT
     version: Literal[3] = VERSION
@@ -314,6 +317,10 @@ class Plan(Part):
         description="what the user asked for: parameter or module -> replicate or shard:DIM",
     )
     predicted: Prediction
+    meshes: list[MeshChoice] = Field(
+        default=[],
+        description="all meshes that were compared, this plan's first; left out if it was given",
+    )
     solver: SolverReport
     versions: dict[str, str] = {}
     digest: str = Field(

@@ -69,12 +69,16 @@ APART = Order(pieces=False, in_turn=False)
 
 
 class Work(NamedTuple):
-    """What an action applies to: bytes of the largest shard, of the unsharded tensor, and ranks."""
+    """What an action applies to: bytes of the largest shard, of the unsharded tensor, and ranks.
+
+    `hosts` is how many hosts the ranks are on.
+    """
 
     part: int
     whole: int
     ranks: int
     order: Order = APART
+    hosts: int = 1
 
     @property
     def shared(self) -> int:
@@ -85,11 +89,12 @@ class Work(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective: its kind, its input bytes on a rank, and its ranks."""
+    """A collective: its kind, its input bytes on a rank, its ranks, and the hosts they are on."""
 
     kind: str
     bytes: int
     ranks: int
+    hosts: int = 1
 
 
 def _none(_: Work) -> int:
@@ -116,7 +121,9 @@ class Action:
 
     def collective(self, work: Work) -> Collective | None:
         """Return the action's collective; None if ranks send nothing."""
-        return Collective(self.kind, self.enters(work), work.ranks) if self.kind else None
+        if not self.kind:
+            return None
+        return Collective(self.kind, self.enters(work), work.ranks, work.hosts)
 
     def __repr__(self) -> str:
         return self.name

@@ -6,10 +6,11 @@ module applies them to states of tensors, in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
 from typing import NamedTuple
 
+from shardwright.planner.contract.mesh import hosts_of
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.contract.transitions import (
     ALL_GATHER,
@@ -134,7 +135,23 @@ class RedistributionCosts:
         part = self.sizes.bytes(name, State(most), run)
         whole = self.sizes.bytes(name, State(without(most, step.mask)), run)
         order = APART if step.before == step.after else self._order(name, step, run)
-        return Work(part, whole, self.states.sub.size(step.mask), order)
+        return Work(part, whole, self.states.sub.size(step.mask), order, self._hosts(step.mask))
+
+    @cached_property
+    def _hosts(self) -> Callable[[int], int]:
+        """Returns how many hosts the ranks of some sub-axes are on; for 0, the copies."""
+        sub, load = self.states.sub, self.workload
+        sizes = (sub.cp, load.replicas, *sub.sizes)
+
+        @cache
+        def hosts(mask: int) -> int:
+            if load.gpus_per_host is None:
+                return 1
+            inner = [bool(mask & (1 << i)) for i in range(len(sub.sizes))]
+            chosen = (bool(mask & sub.along), mask == 0, *inner)
+            return hosts_of(sizes, chosen, load.gpus_per_host)
+
+        return hosts
 
     def _order(self, name: str, step: MaskStep, run: Pass) -> Order:
         """Return how the shards of a step are laid out in the gathered tensor."""
@@ -189,7 +206,7 @@ class RedistributionCosts:
 
     def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int) -> int:
         if (found := self._times.get((collectives, copied))) is None:
-            sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
+            sent = sum(self.device.collective(*call) for call in collectives)
             found = sent + self.device.compute(0, copied, "float32")
             self._times[collectives, copied] = found
         return found
@@ -226,7 +243,7 @@ class RedistributionCosts:
             return None
         size = self.sizes.bytes(name, state)
         if name in self.sizes.shared_out:
-            work = Work(self.sizes.at_rest(name, state), size, copies)
+            work = Work(self.sizes.at_rest(name, state), size, copies, hosts=self._hosts(0))
             ahead, copied = _collectives_and_copies([(ALL_GATHER, work)])
             back, copied_back = _collectives_and_copies(
                 [(ALL_GATHER, work)] + [(REDUCE_SCATTER, work)] * trained
@@ -234,7 +251,7 @@ class RedistributionCosts:
             return Traffic(ahead, back, copied, copied_back)
         if not trained:
             return None
-        work = Work(size, size, copies)
+        work = Work(size, size, copies, hosts=self._hosts(0))
         divided = 2 * size
         return Traffic(
             (),

@@ -5,6 +5,9 @@ nccl-tests, what one rank sends (or receives) each second when all do: a ring ov
 2(n-1)/n of an all-reduce's bytes, (n-1)/n of a reduce-scatter's and n-1 times a rank's input of an
 all-gather (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005). The latency does not depend on the number of ranks. All figures are integers.
+
+Ranks on several hosts make one ring, in which each device of a host has its own way out, or go by
+levels: within the hosts, and between them on what is left of the bytes. The cheaper one counts.
 """
 
 from __future__ import annotations
@@ -42,6 +45,12 @@ class Links(_Part):
     reduce_scatter: Link
 
 
+class Hosts(Link):
+    """How many devices a host has, and what each can send to other hosts while all others do."""
+
+    devices: int = Field(gt=0)
+
+
 class Flops(_Part):
     """Floating-point operations a second in matrix products, by dtype."""
 
@@ -64,14 +73,63 @@ class Device(_Part):
         description="each pair of devices has a link of its own, of the speed in `links`: "
         "n ranks use n-1 of them at once; otherwise `links` has what a device can do in all",
     )
+    hosts: Hosts | None = Field(default=None, description="left out: all ranks are on one host")
 
-    def collective(self, kind: str, size: int, ranks: int) -> int:
-        """Return the nanoseconds of a collective with `size` input bytes on each of `ranks`."""
+    def collective(self, kind: str, size: int, ranks: int, hosts: int = 1) -> int:
+        """Return the nanoseconds of a collective.
+
+        Args:
+            kind: A field of `Links`.
+            size: Input bytes on each rank.
+            ranks: How many ranks take part.
+            hosts: How many hosts they are on.
+        """
+        if hosts == 1 or ranks < 2:
+            return self._within(kind, size, ranks)
+        return min(self.ring(kind, size, ranks, hosts), self.by_levels(kind, size, ranks, hosts))
+
+    def _within(self, kind: str, size: int, ranks: int, near: int | None = None) -> int:
+        """Return the nanoseconds of a collective over the links within a host.
+
+        `near` is how many of the ranks are on one host, by default all.
+        """
         if ranks < 2:
             return 0
         link: Link = getattr(self.links, kind)
-        speed = link.bytes_per_s * (ranks - 1 if self.peer_links else 1)
-        return link.latency_ns + _ceil(sent(kind, size, ranks) * SECOND, speed * ranks)
+        links = (near or ranks) - 1 if self.peer_links else 1
+        return link.latency_ns + _ceil(
+            sent(kind, size, ranks) * SECOND, links * link.bytes_per_s * ranks
+        )
+
+    def _between(self, kind: str, size: int, ranks: int, near: int = 1) -> int:
+        """Return the nanoseconds of a collective over the links between hosts.
+
+        `near` is how many devices of each host share the traffic.
+        """
+        assert self.hosts is not None, "a mesh over several hosts needs a profile with hosts"
+        speed = self.hosts.bytes_per_s * near * ranks
+        return self.hosts.latency_ns + _ceil(sent(kind, size, ranks) * SECOND, speed)
+
+    def ring(self, kind: str, size: int, ranks: int, hosts: int) -> int:
+        """Return the nanoseconds of one ring through all ranks on several hosts."""
+        near = max(ranks // hosts, 1)
+        within = self._within(kind, size, ranks, near) if near > 1 else 0
+        return max(within, self._between(kind, size, ranks, near))
+
+    def by_levels(self, kind: str, size: int, ranks: int, hosts: int) -> int:
+        """Return the nanoseconds of a collective within each host, and between hosts.
+
+        An all-reduce is reduce-scattered within hosts, all-reduced between them, and all-gathered.
+        """
+        inside = _ceil(ranks, hosts)
+        if kind == "all_gather":
+            within = self._within(kind, size * hosts, inside)
+            return self._between(kind, size, hosts) + within
+        part = _ceil(size, inside)
+        within = self._within("reduce_scatter", size, inside)
+        if kind == "all_reduce":
+            within += self._within("all_gather", part, inside)
+        return within + self._between(kind, part, hosts)
 
     def compute(self, flops: int, traffic: int, dtype: str) -> int:
         """Return an op's nanoseconds: the longer of arithmetic and memory traffic (roofline)."""
@@ -115,6 +173,32 @@ def device(name: str) -> Device:
             "or a file profile.json as `shardwright calibrate` writes it"
         )
     return read(Path(found)) if isinstance(found, str | Path) else checked(found, name)
+
+
+def ranks_on_a_host(name: str, ranks: int, asked: int | None = None) -> int | None:
+    """Return how many of some ranks are on one host; None if all are.
+
+    Args:
+        name: Name of the device profile.
+        ranks: All ranks.
+        asked: Ranks on a host, by default as many as the profile has.
+
+    Raises:
+        UsageError: the profile is unknown, or has no links between hosts and several are needed.
+    """
+    if asked is not None and asked < 1:
+        raise UsageError(f"gpus_per_host must be at least 1, not {asked}")
+    hosts = device(name).hosts
+    on_one = asked or (hosts.devices if hosts else ranks)
+    if ranks <= on_one:
+        return None
+    if hosts is None:
+        raise UsageError(
+            f"{ranks} ranks are on several hosts, with {on_one} on each, and device profile "
+            f'\'{name}\' has no links between hosts: add "hosts" to it, with "devices" of a '
+            'host, "latency_ns" and "bytes_per_s"'
+        )
+    return on_one
 
 
 @cache

@@ -14,6 +14,7 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
 from shardwright.planner.report import tables
 from shardwright.planner.report.fit import memory_limit, memory_of, misfit
+from shardwright.planner.report.mesh_table import launch_line, mesh_table
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     collectives_in_words,
@@ -36,7 +37,7 @@ def to_text(plan: Plan) -> str:
 
 def report(plan: Plan) -> RenderableType:
     """Return everything that a plan says, for rich to print."""
-    parts = [_summary(plan), _split(plan)]
+    parts = [_summary(plan), *([mesh_table(plan)] if plan.meshes else []), _split(plan)]
     if any(spec.attributes or spec.sizes for spec in plan.modules.values()):
         parts.append(_local_numbers(plan))
     parts.append(_replicated(plan))
@@ -78,6 +79,8 @@ def _summary(plan: Plan) -> RenderableType:
         found.append(("sequence", f"sharded over {cp} ranks (cp)"))
     if plan.pins:
         found.append(("pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items())))
+    if plan.meshes:
+        found.append(("launch", launch_line(plan)))
     solver = solver_in_words(plan.solver)
     found.append(("solver", f"for least memory: {solver}" if text else solver))
     if plan.solver.note:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardwright.planner.prove.check import check
     from shardwright.planner.report.diff import differences
     from shardwright.planner.report.explain import explain
+    from shardwright.planner.search.meshes import Cluster
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.boundary.patches import adding_adapters
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    "Cluster",
     "DistributedError",
     "InfeasibleError",
     "ModelError",
@@ -80,6 +82,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Cluster": "shardwright.planner.search.meshes",
     "Plan": "shardwright.planner.contract.plan_file",
     "SplitAccelerator": "shardwright.runtime.loops.accelerating",
     "SplitTrainer": "shardwright.runtime.loops.training",

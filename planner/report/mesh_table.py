@@ -1,0 +1,71 @@
+"""The meshes that were compared for a plan: time, tokens a second, memory, and why others lose."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from rich.table import Table
+
+from shardwright.planner.contract.plan_figures import MeshChoice, Phase, Workload
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.report import tables
+from shardwright.planner.units import human_bytes, human_time
+
+SECOND = 10**9
+
+
+def mesh_table(plan: Plan) -> Table:
+    """Return a row for each mesh, best first: one where a rank has enough memory, by time.
+
+    Tokens a second are those of all GPUs together; for decoding also those of one user.
+    """
+    phases: list[Phase] = [phase for phase in get_args(Phase) if phase in plan.workload.phases]
+    speeds = [tables.number(f"{phase.upper()}_TOKENS/S") for phase in phases]
+    user = [tables.number("OF_ONE_USER")] if "decode" in phases else []
+    table = tables.table(
+        tables.name("MESH"), tables.number("TIME"), *speeds, *user, tables.number("ON_A_RANK"),
+        tables.words("VERDICT"),
+    )  # fmt: skip
+    for choice in plan.meshes:
+        found = [_tokens(plan.workload, choice, phase) for phase in phases]
+        decode = choice.phase_ns.get("decode") if user else None
+        table.add_row(
+            mesh_in_words(choice),
+            "" if choice.time_ns is None else human_time(choice.time_ns),
+            *found,
+            *([f"{SECOND / decode:,.0f}" if decode else ""] if user else []),
+            "" if choice.memory is None else human_bytes(choice.memory),
+            _verdict(choice, plan.meshes[0]),
+        )
+    return table
+
+
+def mesh_in_words(choice: MeshChoice) -> str:
+    """Return a mesh as an option takes it: `dp=2,tp=8`, and what copies do if not DDP."""
+    dims = ",".join(f"{name}={size}" for name, size in choice.mesh.items())
+    return dims if choice.dp == "ddp" else f"{dims} ({choice.dp})"
+
+
+def launch_line(plan: Plan) -> str:
+    """Return the start of the command that starts a plan's ranks on each host."""
+    per_host = min(plan.workload.gpus_per_host or plan.world_size, plan.world_size)
+    hosts = -(-plan.world_size // per_host)
+    here = f"torchrun --nproc-per-node {per_host} "
+    if hosts > 1:
+        here += f"--nnodes {hosts} --rdzv-backend c10d --rdzv-endpoint HOST0 "
+    return f"{here}…"
+
+
+def _tokens(load: Workload, choice: MeshChoice, phase: Phase) -> str:
+    """Return the tokens a second of all GPUs in a phase; "" if the mesh has no plan."""
+    time = choice.phase_ns.get(phase)
+    tokens = load.batch * (1 if phase == "decode" else load.seq)
+    return f"{tokens * SECOND / time:,.0f}" if time else ""
+
+
+def _verdict(choice: MeshChoice, best: MeshChoice) -> str:
+    if choice is best:
+        return "the plan" if choice.fits else f"the plan, for least memory: {choice.why}"
+    if not choice.fits or choice.time_ns is None or not best.time_ns:
+        return choice.why
+    return f"{choice.time_ns / best.time_ns:.2f} times the time" if best.fits else "slower"

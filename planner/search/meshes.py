@@ -1,0 +1,142 @@
+"""Chooses the mesh for some hosts and GPUs: the fastest that fits, of all that were solved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shardwright.errors import InfeasibleError, UsageError
+from shardwright.planner.contract.mesh import MOST_RANKS, TP
+from shardwright.planner.contract.plan_figures import (
+    DataParallel,
+    MeshChoice,
+    ObjectiveName,
+    Workload,
+)
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.devices.device import ranks_on_a_host
+from shardwright.planner.problem.memory_budget import OverMemory
+from shardwright.planner.search.ladder import SOLVING, Tell, climb, search
+from shardwright.planner.search.search_state import SearchState, start
+from shardwright.planner.search.solution import Solution, SolverOptions, predicted
+from shardwright.planner.search.task import Task
+from shardwright.planner.search.traced_model import TracedModel
+from shardwright.planner.units import human_bytes
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts with GPUs, one rank on each GPU."""
+
+    hosts: int
+    gpus_per_host: int
+
+    def __post_init__(self) -> None:
+        """Check the counts.
+
+        Raises:
+            UsageError: one is below 1, or there are too many GPUs.
+        """
+        if min(self.hosts, self.gpus_per_host) < 1 or self.ranks > MOST_RANKS:
+            raise UsageError(
+                f"{self.hosts} hosts with {self.gpus_per_host} GPUs: from 1 to {MOST_RANKS:,} GPUs"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """All GPUs."""
+        return self.hosts * self.gpus_per_host
+
+
+def meshes(ranks: int, workload: Workload) -> Iterator[tuple[dict[str, int], DataParallel]]:
+    """Yield each mesh of so many ranks, and what its copies of the model do.
+
+    Meshes with more copies than the batch has sequences are left out.
+    """
+    trains = "train" in workload.phases
+    for tp in (n for n in range(ranks, 0, -1) if ranks % n == 0):
+        copies = ranks // tp
+        if copies <= workload.batch:
+            mesh = {TP: tp} if copies == 1 else {"dp": copies, TP: tp}
+            yield mesh, "ddp"
+            if copies > 1 and trains:
+                yield mesh, "fsdp"
+
+
+def choose_mesh(
+    model: TracedModel,
+    cluster: Cluster,
+    asked: SolverOptions,
+    dumping: Callable[[Task], AbstractContextManager[Tell | None]],
+) -> SearchState:
+    """Search the mesh on which the workload takes least time of those that fit.
+
+    If none fits, or for least memory, it is the one on which a rank holds least. All meshes are
+    solved, and the plans of the best are run on meta, until one is as good as what is left.
+
+    Args:
+        model: The model and its workload; the batch is that of all copies together.
+        cluster: The hosts.
+        asked: How to search.
+        dumping: Yields the callback for the steps of the search of a task.
+
+    Returns:
+        The state of the search. Its plan has all meshes, best first.
+
+    Raises:
+        InfeasibleError: no mesh has a plan.
+        UsageError: the device profile has no links between hosts.
+        ModelError, SolverError: as `ladder.climb`.
+    """
+    on = model.workload.device
+    per_host = ranks_on_a_host(on, cluster.ranks, cluster.gpus_per_host)
+    order = partial(_order, objective=asked.objective)
+    solved: list[tuple[MeshChoice, Task]] = []
+    for mesh, dp in meshes(cluster.ranks, model.workload):
+        task = model.on(mesh, dp, per_host)
+        solved.append((_choice(climb(start(task, asked), SOLVING)), task))
+    solved.sort(key=lambda each: order(each[0]))
+    best: tuple[MeshChoice, Task, SearchState] | None = None
+    failed: InfeasibleError | None = None
+    for choice, task in solved:
+        if best is not None and order(choice) >= order(best[0]):
+            break
+        with dumping(task) as tell:
+            ended = search(task, asked, tell)
+        if isinstance(ended.outcome, InfeasibleError):
+            failed = failed or ended.outcome
+            continue
+        found = _choice(ended)
+        if best is None or order(found) < order(best[0]):
+            best = found, task, ended
+    if best is None:
+        raise failed or InfeasibleError("no mesh has a plan: please report it")
+    chosen, of, ended = best
+    table = [chosen, *(choice for choice, task in solved if task is not of)]
+    plan = ended.plan.model_copy(update={"meshes": table})
+    return replace(ended, outcome=plan.sealed(), over=None, beyond=None)
+
+
+def _choice(now: SearchState) -> MeshChoice:
+    """Return what a search found on the mesh of its task."""
+    found, task = now.outcome, now.task
+    of = MeshChoice(mesh=dict(task.mesh), dp=task.workload.dp)
+    if isinstance(found, InfeasibleError):
+        least = found.least if isinstance(found, OverMemory) else None
+        return of.model_copy(update={"memory": least, "why": str(found)})
+    assert isinstance(found, (Solution, Plan)), "a search without an outcome"
+    cost = found.predicted if isinstance(found, Plan) else predicted(task, found)
+    assert cost.memory is not None, "new predictions have it"
+    figures = {"memory": cost.memory.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
+    over = now.beyond
+    why = f"does not fit {human_bytes(over.budget)} a rank" if over else ""
+    return of.model_copy(update=figures | {"fits": over is None, "why": why})
+
+
+def _order(choice: MeshChoice, objective: ObjectiveName) -> tuple[bool, float]:
+    """Return a key that is lowest for the best mesh."""
+    figure = choice.time_ns if choice.fits and objective == "time" else choice.memory
+    return not choice.fits, math.inf if figure is None else figure

@@ -1,0 +1,122 @@
+"""`TracedModel`: a model that is traced once, and the tasks of planning it on any mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+from shardwright.planner.blocks.fold import Folding
+from shardwright.planner.blocks.unfold import Unfolded
+from shardwright.planner.contract.mesh import CP, TP, replicas
+from shardwright.planner.contract.plan_figures import DataParallel, Workload
+from shardwright.planner.graph.alignment import align
+from shardwright.planner.graph.axes import refine
+from shardwright.planner.graph.lost_lengths import keep_beside_lost
+from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.problem.pins import Pin
+from shardwright.planner.search.task import Task
+from shardwright.planner.stages import stage
+from shardwright.planner.strategies.sequence import open_sequence
+from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.trace import trace_model
+
+
+class _Trace(NamedTuple):
+    """A traced source, its folded and its unfolded graph, and `Task.unmasked`."""
+
+    source: Source
+    folding: Folding
+    unfolded: Unfolded
+    unmasked: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TracedModel:
+    """A model with a workload, to be planned on one mesh or several.
+
+    Attributes:
+        source: The model.
+        workload: The workload, on one device.
+        pins: The user's pins.
+        sequence_parallel: Whether to shard hidden states along the sequence; None to try it where
+            nothing fits without.
+    """
+
+    source: Source
+    workload: Workload
+    pins: tuple[Pin, ...]
+    sequence_parallel: bool | None = None
+    _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
+
+    def on(self, mesh: Mapping[str, int], dp: DataParallel, gpus_per_host: int | None) -> Task:
+        """Return the task of planning the model on a mesh.
+
+        Args:
+            mesh: Mesh dims and their ranks.
+            dp: What copies of the model do.
+            gpus_per_host: Ranks on one host; None if all are on one.
+
+        Raises:
+            ModelError: the model cannot be traced.
+            InfeasibleError: sequences are to be sharded, and there are none between its blocks.
+        """
+        here = {"replicas": replicas(mesh), "dp": dp, "gpus_per_host": gpus_per_host}
+        here["sequence_parallel"] = bool(self.sequence_parallel)
+        workload = self.workload.model_copy(update=here)
+        # whether there are ranks and tokens to split
+        several = mesh[TP] > 1 == mesh.get(CP, 1) and workload.phases.keys() != {"decode"}
+        if self.sequence_parallel is not None or not several:
+            return self._task(workload, mesh)
+        along = workload.model_copy(update={"sequence_parallel": True})
+        return self._task(workload, mesh, along=partial(self._task, along, mesh))
+
+    def _task(
+        self,
+        workload: Workload,
+        mesh: Mapping[str, int],
+        along: Callable[[], Task] | None = None,
+    ) -> Task:
+        """Return a task, of a model that is traced for the first task like it.
+
+        The trace keeps all repeated blocks if their code depends on the index of the block.
+        """
+        at = workload.sequence_parallel, mesh.get(CP, 1) > 1
+        if at in self._traces:
+            return self._of_trace(self._traces[at], workload, mesh, along)
+        self._traces[at] = self._trace(*at)
+        task = self._of_trace(self._traces[at], workload, mesh, along)
+        if not task.numbered:
+            return task
+        self._traces[at] = self._trace(*at, folds=False)
+        return self._of_trace(self._traces[at], workload, mesh, along)
+
+    def _trace(self, along_sequence: bool, by_rows: bool, folds: bool = True) -> _Trace:
+        """Trace the model. To shard sequences it makes fewer runs (`Source.along_sequence`)."""
+        stage("trace")
+        source = replace(self.source, trains="train" in self.workload.phases)
+        splits = along_sequence or by_rows
+        if splits:
+            source = source.along_sequence(by_rows)
+        traced, folding, unfolded = trace_model(source, self.pins, splits, folds)
+        return _Trace(traced, folding, unfolded, bool(source.masks() - traced.masks()))
+
+    def _of_trace(
+        self,
+        found: _Trace,
+        workload: Workload,
+        mesh: Mapping[str, int],
+        along: Callable[[], Task] | None,
+    ) -> Task:
+        """Return a task, with the axes that the mesh needs."""
+        stage("axes")
+        graph, cp = found.folding.graph, mesh.get(CP, 1)
+        length = TRACE_SEQ if workload.sequence_parallel or cp > 1 else None
+        axes = refine(graph, length)
+        align(graph, axes, mesh[TP])
+        keep_beside_lost(graph, axes)
+        sequence = open_sequence(graph, axes, length, cp == 1) if length else None
+        stage("trace")
+        given = workload, mesh, self.pins, sequence, found.unmasked, along
+        return Task(found.source, found.folding, found.unfolded, axes, *given)

@@ -1,0 +1,153 @@
+"""Hosts and links: what collectives over several hosts take, and which mesh is chosen."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwright
+from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import hosts_of
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.devices.device import device
+from shardwright.planner.report.mesh_table import launch_line
+from shardwright.planner.report.report import to_text
+
+H100 = device("h100-nvlink")
+L4 = device("l4-pcie")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+CONFIG = transformers.LlamaConfig(
+    hidden_size=2048, intermediate_size=8192, num_hidden_layers=3, num_attention_heads=16,
+    num_key_value_heads=8, vocab_size=32000, architectures=["LlamaForCausalLM"],
+    dtype=torch.bfloat16,
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=4),
+    st.integers(1, 9),
+)
+def test_hosts_of_a_group_by_enumeration(dims: list[tuple[int, bool]], per_host: int) -> None:
+    sizes, chosen = zip(*dims, strict=True)
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for rank, at in enumerate(product(*map(range, sizes))):
+        fixed = tuple(i for i, c in zip(at, chosen, strict=True) if not c)
+        groups.setdefault(fixed, set()).add(rank // per_host)
+    assert hosts_of(sizes, chosen, per_host) == max(map(len, groups.values()))
+
+
+def test_a_ring_over_two_hosts_by_hand() -> None:
+    """8 devices of each host share the bytes on their way out: 8 x 50 GB/s."""
+    sent = 2 * 15 * 4 * 10**8 // 16
+    assert H100.ring("all_reduce", 4 * 10**8, 16, 2) == 20_000 + sent * 10**9 // (8 * 50 * 10**9)
+    one_a_host = H100.collective("all_reduce", 10**8, 2, 2)
+    assert one_a_host == 20_000 + 10**8 * 10**9 // (50 * 10**9)
+
+
+def test_levels_by_hand() -> None:
+    """Within a host 7/8 of the bytes twice, between two hosts half of an eighth twice."""
+    size = 8 * 10**8
+    within = 2 * (15_000 + 7 * 10**8 * 10**9 // (32 * 10**9))
+    between = 50_000 + 10**8 * 10**9 // 1_562_500_000
+    assert L4.by_levels("all_reduce", size, 16, 2) == within + between
+    assert L4.collective("all_reduce", size, 16, 2) == within + between  # less than a ring
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_hosts_are_never_faster_than_one(kind: str) -> None:
+    for profile, size, hosts in product((H100, L4), (10**3, 10**6, 10**9), (2, 4)):
+        one = profile.collective(kind, size, 16)
+        several = profile.collective(kind, size, 16, hosts)
+        assert several >= one
+
+
+def planned(**how: Any) -> Plan:
+    return shardwright.plan(CONFIG, **how)
+
+
+def test_ranks_past_the_devices_of_a_host_are_on_others() -> None:
+    one, two = planned(tp=16, gpus_per_host=16), planned(tp=16)
+    assert (one.workload.gpus_per_host, two.workload.gpus_per_host) == (None, 8)
+    assert one.predicted.time_ns < two.predicted.time_ns
+    assert planned(tp=8).workload.gpus_per_host is None
+    assert "gpus_per_host" not in one.to_json()
+    for plan in (one, two):
+        assert shardwright.check(plan, CONFIG).digest == plan.digest
+
+
+WORKLOADS: list[dict[str, Any]] = [
+    {"phase": "prefill,decode:64", "batch": 8, "seq": 256},
+    {"phase": "train", "batch": 4, "seq": 256},
+    {"phase": "decode", "batch": 2, "seq": 512, "memory": 200_000_000},
+]
+
+
+@pytest.mark.parametrize("how", WORKLOADS)
+def test_the_chosen_mesh_is_the_best_of_all(how: dict[str, Any]) -> None:
+    """Each mesh planned by itself has the same figures, and the best of them the same plan."""
+    found = planned(cluster=shardwright.Cluster(2, 4), **how)
+    alone = {}
+    for tp in (1, 2, 4, 8):
+        mesh = {"tp": 8} if tp == 8 else {"dp": 8 // tp, "tp": tp}
+        for dp in ("ddp", "fsdp") if tp < 8 and how["phase"] == "train" else ("ddp",):
+            if 8 // tp <= how["batch"]:
+                given = {"mesh": mesh, "dp": dp, "gpus_per_host": 4, **how}
+                alone[tuple(mesh.items()), dp] = _or_none(**given)
+    assert {(tuple(c.mesh.items()), c.dp) for c in found.meshes} == alone.keys()
+    for choice in found.meshes:
+        plan = alone[tuple(choice.mesh.items()), choice.dp]
+        assert choice.fits == (plan is not None)
+        if plan is not None and plan.predicted.memory is not None:
+            figures = plan.predicted.time_ns, plan.predicted.memory.total
+            assert (choice.time_ns, choice.memory) == figures
+    plans = [plan for plan in alone.values() if plan is not None]
+    best = min(plans, key=lambda plan: plan.predicted.time_ns)
+    assert found.meshes[0].mesh == found.mesh == best.mesh
+    ours, theirs = ({**p.model_dump(), "digest": "", "meshes": []} for p in (found, best))
+    assert ours == {**theirs, "meshes": []}
+    assert shardwright.check(found, CONFIG).digest == found.digest
+
+
+def _or_none(**how: Any) -> Plan | None:
+    try:
+        return planned(**how)
+    except shardwright.InfeasibleError:
+        return None
+
+
+def test_the_report_has_all_meshes_and_how_to_start() -> None:
+    plan = planned(cluster=shardwright.Cluster(2, 2), phase="prefill,decode:8", batch=4)
+    text = to_text(plan)
+    for choice in plan.meshes:
+        assert ",".join(f"{name}={size}" for name, size in choice.mesh.items()) in text
+    assert "PREFILL_TOKENS/S" in text and "OF_ONE_USER" in text and "times the time" in text
+    assert launch_line(plan).startswith("torchrun --nproc-per-node 2 --nnodes 2 ")
+    assert prod(plan.mesh.values()) == 4
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ({"cluster": shardwright.Cluster(2, 4), "tp": 2}, "not both"),
+        ({"cluster": shardwright.Cluster(2, 4), "device": "cpu-gloo"}, "no links between hosts"),
+        ({"tp": 4, "gpus_per_host": 2, "device": "cpu-gloo"}, "no links between hosts"),
+        ({"tp": 4, "gpus_per_host": 0}, "gpus_per_host"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        planned(**how)
+
+
+def test_a_cluster_has_gpus() -> None:
+    for hosts, gpus in ((0, 8), (2, 0), (1 << 20, 8)):
+        with pytest.raises(UsageError, match="GPUs"):
+            shardwright.Cluster(hosts, gpus)
