@@ -91,3 +91,28 @@ def test_advice_names_the_option() -> None:
         "do not know the inputs of X: give example inputs with --inputs FILE.py:FUNCTION "
         "(batch 3 is a good size)"
     )
+
+
+def test_a_mesh_is_chosen_for_hosts(run: Run, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    hosts = ("--hosts", 2, "--gpus-per-host", 2, "--batch", 2, "--phase", "decode")
+    result = run("plan", model, *hosts, "-o", out)
+    assert result.exit_code == 0
+    assert "the plan" in result.stdout and "OF_ONE_USER" in result.stdout
+    assert "torchrun --nproc-per-node 2 --nnodes 2" in result.stdout
+    plan = Plan.load(out)
+    assert [{**choice.mesh} for choice in plan.meshes[:1]] == [plan.mesh]
+    assert {choice.mesh["tp"] for choice in plan.meshes} == {2, 4}  # a batch of 2 has no 4 copies
+    assert run("check", out, model).exit_code == 0
+
+
+def test_what_no_mesh_can_be_chosen_for(run: Run, model: Path) -> None:
+    for asked, message in (
+        (("--ranks", 4, "--tp", 2), "give one of --tp"),
+        ((), "give one of --tp"),
+        (("--ranks", 4, "--gpus-per-host", 2), "--ranks are all on one host"),
+        (("--hosts", 2, "--device", "cpu-gloo"), "give --gpus-per-host"),
+        (("--hosts", 2, "--gpus-per-host", 2, "--device", "cpu-gloo"), "no links between hosts"),
+    ):
+        result = run("plan", model, *asked)
+        assert result.exit_code == 2 and message in result.stderr, asked
