@@ -12,9 +12,11 @@ from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.contract.plan_figures import Phase, Prediction
 from shardwright.planner.contract.plan_file import Plan, digest_of
 from shardwright.planner.picture.blocks import Blocks, sent
+from shardwright.planner.picture.mesh_chart import MeshChart, mesh_chart
 from shardwright.planner.picture.sheets import Sheet, colour, ranks_of
 from shardwright.planner.picture.weights import Weight, Weights
 from shardwright.planner.report.fit import fits, memory_limit, memory_of, misfit
+from shardwright.planner.report.mesh_table import mesh_rows
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     HELD,
@@ -175,6 +177,16 @@ class View:
     def legend(self) -> list[tuple[int, str]]:
         """Return ranks and their colours."""
         return [(rank, colour(rank)) for rank in range(min(len(self.ranks), IN_LEGEND))]
+
+    @property
+    def meshes(self) -> list[list[str]]:
+        """Return headings and a row for each mesh that was compared; none if it was given."""
+        return mesh_rows(self.plan) if self.plan.meshes else []
+
+    @property
+    def mesh_chart(self) -> MeshChart | None:
+        """Return the chart of these meshes."""
+        return mesh_chart(self.plan, memory_limit(self.plan))
 
     @property
     def row(self) -> list[tuple[str, str, bool]]:

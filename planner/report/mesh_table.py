@@ -15,29 +15,38 @@ SECOND = 10**9
 
 
 def mesh_table(plan: Plan) -> Table:
-    """Return a row for each mesh, best first: one where a rank has enough memory, by time.
+    """Return the rows of `mesh_rows` as a table."""
+    heading, *rows = mesh_rows(plan)
+    columns = [tables.number(name.upper().replace(" ", "_")) for name in heading[1:-1]]
+    ends = tables.name(heading[0].upper()), tables.words(heading[-1].upper())
+    table = tables.table(ends[0], *columns, ends[1])
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def mesh_rows(plan: Plan) -> list[list[str]]:
+    """Return headings, and a row for each mesh, best first.
 
     Tokens a second are those of all GPUs together; for decoding also those of one user.
     """
     phases: list[Phase] = [phase for phase in get_args(Phase) if phase in plan.workload.phases]
-    speeds = [tables.number(f"{phase.upper()}_TOKENS/S") for phase in phases]
-    user = [tables.number("OF_ONE_USER")] if "decode" in phases else []
-    table = tables.table(
-        tables.name("MESH"), tables.number("TIME"), *speeds, *user, tables.number("ON_A_RANK"),
-        tables.words("VERDICT"),
-    )  # fmt: skip
+    user = ["of one user"] if "decode" in phases else []
+    speeds = [f"{phase} tokens/s" for phase in phases]
+    rows = [["mesh", "time", *speeds, *user, "on a rank", "verdict"]]
     for choice in plan.meshes:
-        found = [_tokens(plan.workload, choice, phase) for phase in phases]
-        decode = choice.phase_ns.get("decode") if user else None
-        table.add_row(
-            mesh_in_words(choice),
-            "" if choice.time_ns is None else human_time(choice.time_ns),
-            *found,
-            *([f"{SECOND / decode:,.0f}" if decode else ""] if user else []),
-            "" if choice.memory is None else human_bytes(choice.memory),
-            _verdict(choice, plan.meshes[0]),
+        step = choice.phase_ns.get("decode")
+        rows.append(
+            [
+                mesh_in_words(choice),
+                "" if choice.time_ns is None else human_time(choice.time_ns),
+                *(_tokens(plan.workload, choice, phase) for phase in phases),
+                *(f"{SECOND / step:,.0f}" if step else "" for _ in user),
+                "" if choice.memory is None else human_bytes(choice.memory),
+                _verdict(choice, plan.meshes[0]),
+            ]
         )
-    return table
+    return rows
 
 
 def mesh_in_words(choice: MeshChoice) -> str:
