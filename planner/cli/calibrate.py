@@ -36,7 +36,7 @@ def calibrate(output: str, quick: bool) -> None:
         with _progress(measuring.steps(much), rank == 0) as tick:
             profile = measuring.measure(device, much, tick)
         if rank == 0:
-            write(output, json.dumps(profile.model_dump(), indent=2) + "\n")
+            write(output, json.dumps(profile.model_dump(exclude_none=True), indent=2) + "\n")
             click.echo(output)
             say(f"Wrote {output}: use it with `shardwright plan --device {output}`")
     finally:

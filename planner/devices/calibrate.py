@@ -11,6 +11,9 @@ once, so that a machine that is slow for some seconds is slow for all.
 A collective's latency and speed come from a straight line through its times for several sizes: the
 line with the least sum of squared relative errors, since a small collective matters as much as a
 large one.
+
+On several hosts the links within a host are measured between its ranks, and the way out of a host
+between the ranks with the same number on each host, all at once.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.errors import UsageError
-from shardwright.planner.devices.device import SECOND, Device, Flops, Link, Links, sent
+from shardwright.planner.devices.device import SECOND, Device, Flops, Hosts, Link, Links, sent
 from shardwright.runtime.communication.collectives import all_gather, reduce_scatter
 from shardwright.runtime.communication.mesh import Group
 
@@ -36,6 +39,7 @@ HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibra
 SIZES = tuple(2**n for n in range(12, 27, 2))
 """Input bytes of a collective on one rank."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+BETWEEN = "between hosts"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -88,7 +92,10 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
         much: How much to measure.
         tick: Called after each step.
     """
-    cases = _cases(device, much)
+    groups = groups_by_level(dist.get_world_size(), local_ranks())
+    within, between = (_join(each) for each in groups)
+    near = within if within.size > 1 else between
+    cases = _cases(device, much, near, between)
     times = dict(zip(cases, _seconds(list(cases.values()), device, much, tick), strict=True))
     flops = {
         str(dtype).removeprefix("torch."): round(2 * much.side**3 / times["product", dtype])
@@ -100,11 +107,45 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
         memory_bytes=_shared_least(_memory(device)),
         memory_bytes_per_s=round(moved / times["copy", moved]),
         flops_per_s=Flops(**flops),
-        links=Links(**{
-            kind: _link(kind, [(n, round(t * SECOND)) for (k, n), t in times.items() if k == kind])
-            for kind in KINDS
-        }),
-    )  # fmt: skip
+        links=Links(**{kind: _link(kind, _points(times, kind), near.size) for kind in KINDS}),
+        hosts=_hosts(_points(times, BETWEEN), between.size) if between.size > 1 else None,
+    )
+
+
+def local_ranks() -> int:
+    """Return the ranks on this host, as torchrun says; all if it does not."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+
+
+def groups_by_level(world: int, local: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the groups of ranks within a host, and of one rank of each host.
+
+    Raises:
+        UsageError: the hosts have different numbers of ranks.
+    """
+    if world % local:
+        raise UsageError(
+            f"{world} ranks are not the same number on each host: start equally many on all"
+        )
+    within = [[*range(first, first + local)] for first in range(0, world, local)]
+    return within, [[*range(first, world, local)] for first in range(local)]
+
+
+def _join(groups: Sequence[Sequence[int]]) -> Group:
+    """Make all these groups, on each rank, and return the one that this rank is in."""
+    made: list[tuple[Sequence[int], Any]] = [(ranks, dist.new_group([*ranks])) for ranks in groups]
+    return Group.of(next(group for ranks, group in made if dist.get_rank() in ranks))
+
+
+def _points(times: Mapping[tuple[str, Any], float], kind: str) -> list[tuple[int, int]]:
+    """Return (bytes, nanoseconds) of the cases of a kind."""
+    return [(n, round(t * SECOND)) for (k, n), t in times.items() if k == kind]
+
+
+def _hosts(points: Sequence[tuple[int, int]], hosts: int) -> Hosts:
+    """Return the way out of a host, from all-reduces between hosts."""
+    link = _link("all_reduce", points, hosts)
+    return Hosts(devices=local_ranks(), **link.model_dump())
 
 
 def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -142,14 +183,21 @@ class Case(NamedTuple):
     call: Callable[[Tensor], object]
 
 
-def _cases(device: torch.device, much: Effort) -> dict[tuple[str, Any], Case]:
-    """Return what is measured: (kind, bytes) of collectives, products by dtype, and a copy."""
-    ranks, made = dist.group.WORLD, torch.ones(much.side, much.side, device=device)
-    assert ranks is not None, "`start` makes it"
-    group = Group.of(ranks)
+def _cases(
+    device: torch.device, much: Effort, group: Group, between: Group
+) -> dict[tuple[str, Any], Case]:
+    """Return what is measured: (kind, bytes) of collectives, products by dtype, and a copy.
+
+    Args:
+        device: This rank's device.
+        much: How much to measure.
+        group: The ranks of collectives within a host; those between hosts if it has one rank.
+        between: One rank of each host.
+    """
+    made = torch.ones(much.side, much.side, device=device)
     square = {dtype: made.to(dtype) for dtype in DTYPES}
     calls = {  # as the runtime runs them, without the copy that its all-reduce begins with
-        "all_reduce": dist.all_reduce,
+        "all_reduce": partial(dist.all_reduce, group=group.pg),
         "all_gather": lambda x: all_gather(x, group),
         "reduce_scatter": lambda x: reduce_scatter(x, group),
     }
@@ -163,15 +211,18 @@ def _cases(device: torch.device, much: Effort) -> dict[tuple[str, Any], Case]:
         for n in SIZES
         if n <= much.largest
     }
+    if between.size > 1:
+        out = partial(dist.all_reduce, group=between.pg)
+        sizes = (n for n in SIZES if n <= much.largest)
+        cases |= {(BETWEEN, n): Case(partial(rows, n), out) for n in sizes}
     for dtype, x in square.items():
         cases["product", dtype] = Case(x.clone, partial(torch.mm, mat2=x))
     cases["copy", 2 * made.nbytes] = Case(made.clone, torch.clone)
     return cases
 
 
-def _link(kind: str, points: Sequence[tuple[int, int]]) -> Link:
+def _link(kind: str, points: Sequence[tuple[int, int]], ranks: int) -> Link:
     """Return latency and speed of a kind of collective, from (bytes, nanoseconds)."""
-    ranks = dist.get_world_size()
     latency, slope = fit(points)
     moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent per input byte
     speed = moved / max(slope, 1e-6) * SECOND

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from benchmarks.demo_launch import torchrun
-from shardwright.planner.devices.calibrate import fit
+from benchmarks.demo_launch import free_port, torchrun
+from shardwright.errors import UsageError
+from shardwright.planner.devices.calibrate import fit, groups_by_level
 from shardwright.planner.devices.device import device
 from tests.cli.conftest import Run
 
@@ -31,6 +33,13 @@ def test_fit_has_no_negative_latency_or_speed() -> None:
     assert latency == 0 and slope > 0
     latency, slope = fit([(1000, 900), (2000, 800), (3000, 700)])
     assert slope == 0 and 700 < latency < 900
+
+
+def test_groups_within_and_between_hosts() -> None:
+    assert groups_by_level(6, 3) == ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]])
+    assert groups_by_level(2, 2) == ([[0, 1]], [[0], [1]])
+    with pytest.raises(UsageError, match="start equally many on all"):
+        groups_by_level(5, 3)
 
 
 def test_without_torchrun_it_says_how(
@@ -56,3 +65,26 @@ def test_two_ranks_write_a_profile_that_plan_takes(run: Run, model: Path, tmp_pa
     result = run("plan", model, "--tp", 2, "--device", path, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["workload"]["device"] == str(path)
+
+
+def test_two_hosts_have_links_within_and_between(run: Run, model: Path, tmp_path: Path) -> None:
+    """Two agents of torchrun, with two ranks each, are two hosts."""
+    path, port = tmp_path / "profile.json", str(free_port())
+
+    def host(number: int) -> None:
+        options = ("--nnodes", "2", "--node-rank", str(number), "--master-port", port)
+        torchrun("shardwright", ["calibrate", "--quick", "-o", path], options=options)
+
+    with ThreadPoolExecutor(2) as hosts:
+        [*hosts.map(host, range(2))]
+    found = device(str(path)).hosts
+    assert found is not None and found.devices == 2
+    assert 0 < found.bytes_per_s < 10**12
+    result = run("plan", model, "--hosts", 2, "--device", path, "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert {frozenset(row["mesh"].values()) for row in plan["meshes"]} == {
+        frozenset({4}),
+        frozenset({2}),
+        frozenset({4, 1}),
+    }
