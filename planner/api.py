@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -98,7 +99,8 @@ def plan(
             device. If no plan fits the device, the plan is for least memory and has a note.
         solver: Name of an installed solver: "cpsat" (the default), "backtracking", or a plugin.
             If it cannot prove its plan in time, the plan of backtracking is used.
-        time_limit: Seconds for the solver.
+        time_limit: Seconds for all planning. A solver gets what reading and tracing the model leave
+            of them, at least a tenth.
         batch: Sequences in the priced passes, over all copies of the model. The default is one
             per copy.
         seq: Tokens in each sequence; for decoding, tokens in the KV cache of each sequence.
@@ -147,6 +149,7 @@ def plan(
             reason).
         SolverError: the solver is missing or found nothing in time.
     """
+    began = time.monotonic()
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     how: dict[str, Any] = {
@@ -156,7 +159,7 @@ def plan(
         "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
         "local_files_only": local_files_only, "token": token,
     }  # fmt: skip
-    asked = SolverOptions(solver, time_limit, memory, objective)
+    asked = SolverOptions(solver, time_limit, memory, objective, began)
     if cluster is not None:
         if (tp, mesh, gpus_per_host) != (None, None, None):
             raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")

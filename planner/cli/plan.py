@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ Examples:
               help="cpsat, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
-    show_default=True, help="For the solver.",
+    show_default=True, help="For all planning.",
 )  # fmt: skip
 @click.option("--batch", type=COUNT, metavar="N",
               help="Sequences that are priced.  [default: 1 per copy]")  # fmt: skip
@@ -136,6 +137,7 @@ def plan(
 
     It is a local directory, a hub id, or MODULE:NAME or FILE.py:NAME of Python code that makes it.
     """
+    began = time.monotonic()
     if as_json and quiet:
         raise click.UsageError("--json and --quiet exclude each other")
     if compare and quiet:
@@ -180,7 +182,7 @@ def plan(
             "pins": gather(pins, pin_file), "tp_plan": named if follow else None,
             **workload, **with_inputs(how),
         }  # fmt: skip
-        asked = SolverOptions(solver, time_limit, memory, objective)
+        asked = SolverOptions(solver, time_limit, memory, objective, began)
         if cluster:
             found = read(model, batch or cluster.ranks, **given)
             ended = choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model))

@@ -139,13 +139,18 @@ def forbid(now: SearchState) -> SearchState | None:
     """If the dry run failed, forbid the splits of its conflict and start over.
 
     Raises:
-        SolverError: `ATTEMPTS` plans failed their dry run.
+        SolverError: `ATTEMPTS` plans failed their dry run, or the time is up.
     """
     if not isinstance(now.outcome, Conflict):
         return None
     conflicts = (*now.conflicts, now.outcome)
     if len(conflicts) == ATTEMPTS:
         raise SolverError("no plan passed its dry run on meta: please report this model")
+    if now.asked.left < 0:
+        raise SolverError(
+            f"no plan within the time limit of {now.asked.seconds:g} seconds: {len(conflicts)} "
+            f"failed on meta, the last because {now.outcome.text}; raise --time-limit"
+        )
     failed = {(now.task.graph.one(name), shards) for name, shards in now.outcome.splits}
     restrictions = replace(now.restrictions, forbidden=now.restrictions.forbidden | failed)
     again = start(now.task, now.asked, restrictions)

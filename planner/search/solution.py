@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,9 @@ from shardwright.planner.stages import figures, stage
 from shardwright.planner.verify.recost import largest
 from shardwright.planner.wording import memory_in_words
 
+LEAST = 0.1
+"""The share of the time limit that a solver may take even if tracing took all of it."""
+
 
 @dataclass(frozen=True)
 class SolverOptions:
@@ -40,7 +44,8 @@ class SolverOptions:
 
     Attributes:
         solver: Name of the solver; None for the default.
-        seconds: Time limit of the solver.
+        seconds: Time limit of all planning.
+        since: When planning began, in the time of `time.monotonic`; None for when a solver does.
         memory: Bytes that a rank may hold. For least time the default is the device's memory; for
             least memory there is no limit by default.
         objective: What is minimised.
@@ -50,6 +55,7 @@ class SolverOptions:
     seconds: float = 60.0
     memory: int | None = None
     objective: ObjectiveName = "time"
+    since: float | None = None
 
     def __post_init__(self) -> None:
         """Check the time limit.
@@ -59,6 +65,17 @@ class SolverOptions:
         """
         if not self.seconds > 0:
             raise UsageError(f"time_limit must be above 0 seconds, not {self.seconds}")
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time limit; below 0 after it."""
+        spent = 0.0 if self.since is None else time.monotonic() - self.since
+        return self.seconds - spent
+
+    @property
+    def for_solver(self) -> float:
+        """Seconds that a solver may take: what is left, and a little if nothing is."""
+        return max(self.left, LEAST * self.seconds)
 
     @property
     def conventions(self) -> frozenset[str]:
@@ -159,7 +176,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
         optimum = within(
             room,
             lambda cap: optimize(
-                small, solve_by, asked.seconds, cap, movable=network.movable, objective=aim
+                small, solve_by, asked.for_solver, cap, movable=network.movable, objective=aim
             ),
             lambda values: held(values).total,
             lambda values: memory_in_words(

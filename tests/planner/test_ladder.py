@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
 import torch
 
-from shardwright.errors import InfeasibleError
+from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
@@ -127,6 +128,17 @@ def test_what_fails_its_dry_run_is_forbidden_until_a_plan_holds(monkeypatch: Any
     sizes = [len(t.restrictions.forbidden) for t in told if t.what == SOLVE]
     assert sizes == sorted(set(sizes)) and sizes[0] == 0
     assert plan is not None and told[-1].figures == {"failed before": rounds}
+
+
+def test_past_the_time_limit_nothing_is_tried_again(monkeypatch: Any) -> None:
+    """The first plan may still be solved: a slow trace leaves the solver a tenth of the limit."""
+    late = replace(ASKED, seconds=20, since=time.monotonic() - 30)
+    assert late.left < 0 and late.for_solver == 2
+    task = task_of(Within(mlps.Mlp()))
+    assert story(task, late)[1] is not None
+    monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "no"))
+    with pytest.raises(SolverError, match="time limit of 20 seconds: 1 failed on meta, .* no;"):
+        run(task_of(Within(mlps.Mlp())), late)
 
 
 def test_a_task_is_never_changed() -> None:
