@@ -43,7 +43,7 @@ def mesh_rows(plan: Plan) -> list[list[str]]:
                 *(_tokens(plan.workload, choice, phase) for phase in phases),
                 *(f"{SECOND / step:,.0f}" if step else "" for _ in user),
                 "" if choice.memory is None else human_bytes(choice.memory),
-                _verdict(choice, plan.meshes[0]),
+                _verdict(choice, plan),
             ]
         )
     return rows
@@ -72,9 +72,13 @@ def _tokens(load: Workload, choice: MeshChoice, phase: Phase) -> str:
     return f"{tokens * SECOND / time:,.0f}" if time else ""
 
 
-def _verdict(choice: MeshChoice, best: MeshChoice) -> str:
+def _verdict(choice: MeshChoice, plan: Plan) -> str:
+    """Return why a mesh is the plan's, or how much more it takes of what was minimized."""
+    best = plan.meshes[0]
     if choice is best:
         return "the plan" if choice.fits else f"the plan, for least memory: {choice.why}"
-    if not choice.fits or choice.time_ns is None or not best.time_ns:
+    if not choice.fits or not best.fits:
         return choice.why
-    return f"{choice.time_ns / best.time_ns:.2f} times the time" if best.fits else "slower"
+    if plan.objective.name == "time":
+        return f"{(choice.time_ns or 0) / max(best.time_ns or 0, 1):.2f} times the time"
+    return f"{(choice.memory or 0) / max(best.memory or 0, 1):.2f} times the bytes"

@@ -131,6 +131,8 @@ def test_the_report_has_all_meshes_and_how_to_start() -> None:
     assert "PREFILL_TOKENS/S" in text and "OF_ONE_USER" in text and "times the time" in text
     assert launch_line(plan).startswith("torchrun --nproc-per-node 2 --nnodes 2 ")
     assert prod(plan.mesh.values()) == 4
+    least = planned(cluster=shardwright.Cluster(1, 2), batch=2, objective="memory")
+    assert least.mesh == {"tp": 2} and "times the bytes" in to_text(least)
 
 
 @pytest.mark.parametrize(
