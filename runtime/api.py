@@ -40,6 +40,7 @@ from shardwright.runtime.ranks.agreement import agree, tried
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
 from shardwright.runtime.state.pickled import Recipe
+from shardwright.runtime.subclasses import forwards_into_classes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -398,6 +399,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
     Raises:
         PlanError: the plan names a module that the model does not have.
     """
+    forwards_into_classes(model)
     split_by_heads(model)
     tensors, lengths = LocalTensors(), Lengths()
     done = set()

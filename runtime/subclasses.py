@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
+
+from torch import nn
 
 ITS_OWN = ("__doc__", "__module__", "__qualname__")
 """Attributes that a subclass copies from the original class: libraries use them as keys."""
@@ -24,6 +28,39 @@ def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> t
     if "forward" in vars(made) and "forward" not in members:
         del made.forward  # a base class has wrapped it again, as it does for subclasses
     return made
+
+
+def forwards_into_classes(model: nn.Module) -> None:
+    """Give modules with a forward of their own (on the instance) a class that has it, in place.
+
+    So the forward runs within the module's boundary, as that of a class does. This is for functions
+    that are bound to their module (`MethodType(f, module)`, `partial(f, module)`). Others may refer
+    to any object, and stay where they are.
+    """
+    for module in model.modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, MethodType) and forward.__self__ is module:
+            code: Any = forward.__func__
+        elif isinstance(forward, partial) and forward.keywords == {} and forward.args == (module,):
+            code = _with_self(forward)
+        else:
+            continue
+        if code is not type(module).forward:
+            module.__class__ = subclass_with(type(module), {"forward": code})
+        del vars(module)["forward"]
+
+
+def _with_self(forward: partial[Any]) -> FunctionType:
+    """Return a method for a function that is bound to its module, with the module's signature."""
+    run = forward.func
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(self, *args, **kwargs)
+
+    taken = inspect.signature(forward)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = taken.replace(parameters=[own, *taken.parameters.values()])  # type: ignore[attr-defined]
+    return method  # type: ignore[return-value]
 
 
 def like(original: type, method: FunctionType) -> FunctionType:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import shardwright
 from shardwright.errors import UsageError
@@ -58,3 +59,59 @@ def test_a_forward_on_the_root_calls_what_was_there() -> None:
         torch.testing.assert_close(split(IDS).logits, want, rtol=0, atol=1e-9)
 
     run_ranks(2, work)
+
+
+class Mlp(nn.Module):
+    """Its own forward is never run: one is put on each instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 48), nn.Linear(48, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("replaced")
+
+
+def faster(module: Any, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+    for _ in range(times):
+        x = x + module.down(torch.relu(module.up(x)))
+    return x
+
+
+class Net(nn.Module):
+    def __init__(self, bind: Any) -> None:
+        super().__init__()
+        self.mlps = nn.ModuleList(Mlp() for _ in range(2))
+        for mlp in self.mlps:
+            mlp.forward = bind(faster, mlp)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for mlp in self.mlps:
+            x = mlp(x, times=2)
+        return x
+
+
+@pytest.mark.parametrize("bind", [MethodType, functools.partial])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("root", [False, True])
+def test_forwards_that_were_put_on_before_planning_are_split(
+    bind: Any, ranks: int, root: bool
+) -> None:
+    net = Net(bind).double()
+    whole: Any = net.mlps[0] if root else net
+    x = torch.randn(3, 19, 16, dtype=torch.float64)
+    plan = planning.plan(whole, tp=ranks, args=(torch.zeros_like(x),))
+    assert max(plan.predicted.parameter_bytes) < 0.6 * plan.predicted.unsharded_bytes
+    want = whole(x)
+    want.square().sum().backward()
+    gradients = {name: p.grad for name, p in whole.named_parameters()}
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(whole), plan, mesh)
+        found = split(x)
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
+        found.square().sum().backward()
+        for name, p in split.named_parameters():
+            torch.testing.assert_close(p.grad.full_tensor(), gradients[name], rtol=0, atol=1e-9)
+
+    run_ranks(ranks, work)
