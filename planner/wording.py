@@ -11,6 +11,7 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_figures import (
+    CollectiveCount,
     Memory,
     Objective,
     Phase,
@@ -131,8 +132,14 @@ def costs_in_words(predicted: Prediction) -> dict[str, str]:
         "predicted time": human_time(predicted.time_ns),
     }
     for c in sorted(predicted.collectives, key=lambda c: c.phase == "backward"):
-        out[f"{c.phase} {c.kind.replace('_', '-')}"] = f"{c.count:,} ({human_bytes(c.bytes)})"
+        out[f"{c.phase} {kind_in_words(c)}"] = f"{c.count:,} ({human_bytes(c.bytes)})"
     return out
+
+
+def kind_in_words(calls: CollectiveCount) -> str:
+    """Return the kind of collectives, and their hosts if there are several."""
+    over = f" over {calls.hosts} hosts" if calls.hosts > 1 else ""
+    return calls.kind.replace("_", "-") + over
 
 
 HELD = {

@@ -122,11 +122,13 @@ class Memory(Part):
         return sum(dict(self).values())
 
 
-class CollectiveCount(Part):
+class CollectiveCount(SparsePart):
     """Collectives of one kind in one forward or backward pass of the stated workload.
 
     Forward without labels (a loss over split logits adds its own), backward to every parameter.
     """
+
+    optional = frozenset({"hosts"})
 
     phase: Literal["forward", "backward", "decode"] = Field(
         description="'decode' is the forward of one new token, where that is not the only phase"
@@ -134,6 +136,7 @@ class CollectiveCount(Part):
     kind: str
     count: Count
     bytes: Count = Field(description="bytes that enter them on one rank")
+    hosts: Count = Field(default=1, description="hosts that their ranks are on; left out for one")
 
 
 class Prediction(Part):

@@ -135,10 +135,10 @@ class RedistributionCosts:
         part = self.sizes.bytes(name, State(most), run)
         whole = self.sizes.bytes(name, State(without(most, step.mask)), run)
         order = APART if step.before == step.after else self._order(name, step, run)
-        return Work(part, whole, self.states.sub.size(step.mask), order, self._hosts(step.mask))
+        return Work(part, whole, self.states.sub.size(step.mask), order, self.hosts(step.mask))
 
     @cached_property
-    def _hosts(self) -> Callable[[int], int]:
+    def hosts(self) -> Callable[[int], int]:
         """Returns how many hosts the ranks of some sub-axes are on; for 0, the copies."""
         sub, load = self.states.sub, self.workload
         sizes = (sub.cp, load.replicas, *sub.sizes)
@@ -243,7 +243,7 @@ class RedistributionCosts:
             return None
         size = self.sizes.bytes(name, state)
         if name in self.sizes.shared_out:
-            work = Work(self.sizes.at_rest(name, state), size, copies, hosts=self._hosts(0))
+            work = Work(self.sizes.at_rest(name, state), size, copies, hosts=self.hosts(0))
             ahead, copied = _collectives_and_copies([(ALL_GATHER, work)])
             back, copied_back = _collectives_and_copies(
                 [(ALL_GATHER, work)] + [(REDUCE_SCATTER, work)] * trained
@@ -251,7 +251,7 @@ class RedistributionCosts:
             return Traffic(ahead, back, copied, copied_back)
         if not trained:
             return None
-        work = Work(size, size, copies, hosts=self._hosts(0))
+        work = Work(size, size, copies, hosts=self.hosts(0))
         divided = 2 * size
         return Traffic(
             (),

@@ -58,7 +58,7 @@ def drawing(
 
 def _adds_up(blocks: Sequence[DrawnBlock], bill: Bill) -> bool:
     """Whether the figures of all items are those of the bill, each as often as its block is."""
-    ns, calls = Counter[Phase](), Counter[tuple[str, str, str]]()
+    ns, calls = Counter[Phase](), Counter[tuple[object, ...]]()
     for block in blocks:
         for item in block.items:
             for phase, n in item.phase_ns.items():
@@ -67,11 +67,11 @@ def _adds_up(blocks: Sequence[DrawnBlock], bill: Bill) -> bool:
     return ns == Counter(bill.times) and calls == _sums(count(bill))
 
 
-def _sums(found: Iterable[CollectiveCount], times: int = 1) -> Counter[tuple[str, str, str]]:
-    out = Counter[tuple[str, str, str]]()
+def _sums(found: Iterable[CollectiveCount], times: int = 1) -> Counter[tuple[object, ...]]:
+    out = Counter[tuple[object, ...]]()
     for c in found:
-        out[c.phase, c.kind, "count"] += times * c.count
-        out[c.phase, c.kind, "bytes"] += times * c.bytes
+        out[c.phase, c.kind, c.hosts, "count"] += times * c.count
+        out[c.phase, c.kind, c.hosts, "bytes"] += times * c.bytes
     return out
 
 

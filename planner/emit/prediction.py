@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import TP, Coords
@@ -75,16 +76,18 @@ def flags(bill: Bill) -> Calls:
         for n in stored
         if n not in costs.sizes.shared_out
     )
-    flag = Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)
+    hosts = costs.redistributions.hosts(0)
+    flag = Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas, hosts)
     return Calls({flag: 1} if trained else {})
 
 
 def tally(found: Mapping[str, Mapping[Collective, int]]) -> list[CollectiveCount]:
-    """Return the counts and bytes of collectives by phase and kind, as a plan has them."""
+    """Return the counts and bytes of collectives by phase, kind and hosts, as a plan has them."""
     out = []
     for phase, calls in found.items():
-        for kind in sorted({c.kind for c in calls}):
-            n = sum(times for c, times in calls.items() if c.kind == kind)
-            size = sum(times * c.bytes for c, times in calls.items() if c.kind == kind)
-            out.append(CollectiveCount(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
+        for kind, hosts in sorted({(c.kind, c.hosts) for c in calls}):
+            alike = [(c, n) for c, n in calls.items() if (c.kind, c.hosts) == (kind, hosts)]
+            count, size = sum(n for _, n in alike), sum(n * c.bytes for c, n in alike)
+            of: Any = {"phase": phase, "kind": kind, "hosts": hosts}
+            out.append(CollectiveCount(**of, count=count, bytes=size))
     return out

@@ -10,6 +10,7 @@ from shardwright.planner.contract.plan_figures import CollectiveCount, DrawnBloc
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.picture.weights import Weight
 from shardwright.planner.units import human_bytes, human_time
+from shardwright.planner.wording import kind_in_words
 
 SIGNS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}
 SILENT = frozenset("_to_copy clone copy view alias permute transpose slice expand".split())
@@ -191,11 +192,12 @@ def sent(found: Iterable[CollectiveCount]) -> str:
     sums: dict[str, dict[str, tuple[int, int]]] = {}
     for c in found:
         if c.count:
-            count, size = sums.setdefault(c.phase, {}).get(c.kind, (0, 0))
-            sums[c.phase][c.kind] = (count + c.count, size + c.bytes)
+            kind = kind_in_words(c)
+            count, size = sums.setdefault(c.phase, {}).get(kind, (0, 0))
+            sums[c.phase][kind] = (count + c.count, size + c.bytes)
     return "; ".join(
         f"{phase} " + ", ".join(
-            f"{f'{count:,} ' if count > 1 else ''}{kind.replace('_', '-')} ({human_bytes(size)})"
+            f"{f'{count:,} ' if count > 1 else ''}{kind} ({human_bytes(size)})"
             for kind, (count, size) in kinds.items()
         )
         for phase, kinds in sums.items()

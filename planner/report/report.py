@@ -18,6 +18,7 @@ from shardwright.planner.report.mesh_table import launch_line, mesh_table
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     collectives_in_words,
+    kind_in_words,
     memory_in_words,
     mesh_in_words,
     objective_in_words,
@@ -94,7 +95,7 @@ def _traffic(plan: Plan, phase: str) -> str:
     found = [c for c in plan.predicted.collectives if c.phase == phase]
     if not found:
         return "no collectives"
-    kinds = [f"{c.count} {c.kind.replace('_', '-')} ({human_bytes(c.bytes)})" for c in found]
+    kinds = [f"{c.count} {kind_in_words(c)} ({human_bytes(c.bytes)})" for c in found]
     total = f"{sum(c.count for c in found)} collectives: " if len(found) > 1 else ""
     return total + ", ".join(kinds)
 

@@ -83,6 +83,23 @@ def test_ranks_past_the_devices_of_a_host_are_on_others() -> None:
         assert shardwright.check(plan, CONFIG).digest == plan.digest
 
 
+def test_what_crosses_hosts_is_counted_apart() -> None:
+    """`tp` stays on a host, gradients are averaged between hosts."""
+    plan = planned(mesh={"dp": 2, "tp": 2}, gpus_per_host=2, phase="train", batch=2)
+    found = {(c.phase, c.hosts) for c in plan.predicted.collectives}
+    assert {("forward", 1), ("backward", 1), ("backward", 2)} == found
+    assert "all-reduce over 2 hosts" in to_text(plan)
+    one = planned(mesh={"dp": 2, "tp": 2}, phase="train", batch=2)
+    sums = [
+        (
+            sum(c.count for c in p.predicted.collectives),
+            sum(c.bytes for c in p.predicted.collectives),
+        )
+        for p in (plan, one)
+    ]
+    assert sums[0] == sums[1] and "hosts" not in one.to_json()
+
+
 WORKLOADS: list[dict[str, Any]] = [
     {"phase": "prefill,decode:64", "batch": 8, "seq": 256},
     {"phase": "train", "batch": 4, "seq": 256},
