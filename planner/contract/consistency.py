@@ -106,6 +106,10 @@ def _check_figures(plan: Plan) -> None:
         counts == plan.world_size,
         f"predicted.parameter_bytes: of {counts} ranks, and there are {plan.world_size}",
     )
+    first = plan.meshes[0].mesh if plan.meshes else plan.mesh
+    _need(first == plan.mesh, f"meshes.0: it is {first!r:.80}, and the plan's is {plan.mesh}")
+    for n, choice in enumerate(plan.meshes):
+        _need(prod(choice.mesh.values()) == counts, f"meshes.{n}: not of {counts} ranks")
     _need(len(plan.solver.objective) == 4, "solver.objective: it has not four numbers")
     _need(len(plan.solver.bound) == 1, "solver.bound: it is not one number")
 

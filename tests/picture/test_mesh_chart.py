@@ -59,7 +59,7 @@ def test_the_page_has_the_chart_and_a_row_for_each_mesh() -> None:
     shown = compared([(100, 50, True), (50, 100, True), (400, 70, False)])
     text = page([Shown(shown)])
     assert '<svg class="meshes"' in text and text.count("<circle") == 3
-    assert text.count("does not fit") == 1 and "2.00 times the time" in text
+    assert text.count("does not fit") == 1 and "0.50 times the bytes" in text
     assert '<svg class="meshes"' not in page([Shown(net())])
     alone = page([Shown(compared([(100, 50, True)]))])
     assert '<svg class="meshes"' not in alone and "the plan" in alone

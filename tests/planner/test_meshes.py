@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from math import prod
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import hosts_of
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device
@@ -163,6 +164,18 @@ def test_the_report_has_all_meshes_and_how_to_start() -> None:
 def test_what_makes_no_sense_is_refused(how: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         planned(**how)
+
+
+def test_a_file_whose_meshes_are_not_its_own_is_refused() -> None:
+    plan = planned(cluster=shardwright.Cluster(1, 2), batch=2)
+    for edit, message in (
+        (lambda rows: rows.reverse(), "meshes.0: it is"),
+        (lambda rows: rows[1]["mesh"].update(tp=8), "meshes.1: not of 2 ranks"),
+    ):
+        data = json.loads(plan.to_json())
+        edit(data["meshes"])
+        with pytest.raises(PlanError, match=message):
+            Plan.from_json(json.dumps(data))
 
 
 def test_a_cluster_has_gpus() -> None:
