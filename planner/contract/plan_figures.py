@@ -198,8 +198,11 @@ class MeshChoice(SparsePart):
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     dp: DataParallel = Field(default="ddp", description="what copies do; left out for 'ddp'")
     fits: bool = Field(default=False, description="whether a rank has enough memory")
-    memory: Count | None = Field(default=None, description="bytes that the fullest rank holds")
-    time_ns: Count | None = Field(default=None, description="of all phases; null without a plan")
+    memory: Count | None = Field(
+        default=None,
+        description="bytes that the fullest rank holds; if nothing fits, the fewest known",
+    )
+    time_ns: Count | None = Field(default=None, description="of all phases; null if nothing fits")
     phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
     why: str = Field(default="", description="why it has no plan or does not fit")
 

@@ -19,12 +19,15 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import SOLVING, Tell, climb, search
+from shardwright.planner.search.ladder import SOLVING, Tell, climb, least_memory, search
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.units import human_bytes
+
+FITTING = [step for step in SOLVING if step.take is not least_memory]
+"""The steps to a solution that fits."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def choose_mesh(
     """Search the mesh on which the workload takes least time of those that fit.
 
     If none fits, or for least memory, it is the one on which a rank holds least. All meshes are
-    solved, and the plans of the best are run on meta, until one is as good as what is left.
+    solved, but not for least memory where nothing fits: then the fewest bytes that are known to be
+    needed count. The plans of the best are run on meta, until one is as good as what is left.
 
     Args:
         model: The model and its workload; the batch is that of all copies together.
@@ -97,7 +101,7 @@ def choose_mesh(
     solved: list[tuple[MeshChoice, Task]] = []
     for mesh, dp in meshes(cluster.ranks, model.workload):
         task = model.on(mesh, dp, per_host)
-        solved.append((_choice(climb(start(task, asked), SOLVING)), task))
+        solved.append((_choice(climb(start(task, asked), FITTING)), task))
     solved.sort(key=lambda each: order(each[0]))
     best: tuple[MeshChoice, Task, SearchState] | None = None
     failed: InfeasibleError | None = None
@@ -124,9 +128,11 @@ def _choice(now: SearchState) -> MeshChoice:
     """Return what a search found on the mesh of its task."""
     found, task = now.outcome, now.task
     of = MeshChoice(mesh=dict(task.mesh), dp=task.workload.dp)
+    if isinstance(found, OverMemory):
+        why = f"does not fit {human_bytes(found.budget)} a rank"
+        return of.model_copy(update={"memory": found.least, "why": why})
     if isinstance(found, InfeasibleError):
-        least = found.least if isinstance(found, OverMemory) else None
-        return of.model_copy(update={"memory": least, "why": str(found)})
+        return of.model_copy(update={"why": str(found)})
     assert isinstance(found, (Solution, Plan)), "a search without an outcome"
     cost = found.predicted if isinstance(found, Plan) else predicted(task, found)
     assert cost.memory is not None, "new predictions have it"

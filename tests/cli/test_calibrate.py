@@ -76,7 +76,7 @@ def test_two_hosts_have_links_within_and_between(run: Run, model: Path, tmp_path
         torchrun("shardwright", ["calibrate", "--quick", "-o", path], options=options)
 
     with ThreadPoolExecutor(2) as hosts:
-        [*hosts.map(host, range(2))]
+        list(hosts.map(host, range(2)))
     found = device(str(path)).hosts
     assert found is not None and found.devices == 2
     assert 0 < found.bytes_per_s < 10**12
