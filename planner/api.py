@@ -129,7 +129,8 @@ def plan(
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
         dp: What the copies of the model do. "ddp": each holds everything, and gradients are
             averaged. "fsdp": torch's `fully_shard` is put around the split model, shards
-            parameters, gradients and optimizer state over the copies, and gathers as it goes.
+            parameters, gradients and optimizer state over the copies, and gathers as it goes. With
+            `cluster` both are compared, for training.
         dump: Folder in which to write, as text, what the planner saw and decided.
         write_model: File for the CP-SAT model, in CP-SAT's text format. It has an integer for each
             axis of a tensor (the sub-axes it is split over) and for what is Partial over each.
@@ -163,7 +164,7 @@ def plan(
     if cluster is not None:
         if (tp, mesh, gpus_per_host) != (None, None, None):
             raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
-        found = read(model, batch or cluster.ranks, **how)
+        found = read(model, cluster.ranks if batch is None else batch, **how)
         return choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model)).plan
     how |= {"mesh": mesh, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
     task = prepare(model, tp, **how)
@@ -214,16 +215,16 @@ def prepare(
     dims = read_mesh(tp, mesh)
     copies, cp = replicas(dims), dims.get(CP, 1)
     batch = copies if batch is None else batch
-    if batch < copies:
+    if 0 < batch < copies:  # `read` refuses others
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
     if dp not in get_args(DataParallel) or (dp == "fsdp" and copies == 1):
         raise UsageError(
             f"dp={dp!r}: 'ddp', or 'fsdp' where a mesh has copies to share out a model over, as "
             "dp=2,tp=4 has"
         )
-    decodes = "decode" in parse_phases(how.get("phase", "prefill"))
-    if cp > 1 and (how.get("sequence_parallel") or decodes):
-        asked = "phase 'decode'" if decodes else "sequence_parallel"
+    along, phases = how.get("sequence_parallel"), parse_phases(how.get("phase", "prefill"))
+    if cp > 1 and (along or "decode" in phases):
+        asked = "sequence_parallel" if along else "phase 'decode'"
         raise UsageError(
             f"{asked} and cp={cp}: cp splits sequences of a forward and backward pass by itself, "
             "and keeps no KV cache: plan with cp=1, or without"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.planner.contract.plan_figures import MeshChoice
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.report.mesh_table import mesh_in_words
+from shardwright.planner.report.mesh_table import mesh_option
 from shardwright.planner.units import human_bytes, human_time
 
 WIDTH, HEIGHT, MARGIN = 640, 300, 24
@@ -88,7 +88,7 @@ def _labelled(
     taken: list[tuple[float, float, float]] = []
     dots = []
     for i, (choice, (x, y)) in enumerate(zip(shown, places, strict=True)):
-        label = mesh_in_words(choice)
+        label = mesh_option(choice)
         wide = len(label) * LETTER
         left = x + wide + 12 > WIDTH
         start = x - wide - 10 if left else x + 10

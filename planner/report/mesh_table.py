@@ -38,7 +38,7 @@ def mesh_rows(plan: Plan) -> list[list[str]]:
         step = choice.phase_ns.get("decode")
         rows.append(
             [
-                mesh_in_words(choice),
+                mesh_option(choice),
                 "" if choice.time_ns is None else human_time(choice.time_ns),
                 *(_tokens(plan.workload, choice, phase) for phase in phases),
                 *(f"{SECOND / step:,.0f}" if step else "" for _ in user),
@@ -49,7 +49,7 @@ def mesh_rows(plan: Plan) -> list[list[str]]:
     return rows
 
 
-def mesh_in_words(choice: MeshChoice) -> str:
+def mesh_option(choice: MeshChoice) -> str:
     """Return a mesh as an option takes it: `dp=2,tp=8`, and what copies do if not DDP."""
     dims = ",".join(f"{name}={size}" for name, size in choice.mesh.items())
     return dims if choice.dp == "ddp" else f"{dims} ({choice.dp})"

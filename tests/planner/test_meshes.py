@@ -159,6 +159,8 @@ def test_the_report_has_all_meshes_and_how_to_start() -> None:
         ({"cluster": shardwright.Cluster(2, 4), "device": "cpu-gloo"}, "no links between hosts"),
         ({"tp": 4, "gpus_per_host": 2, "device": "cpu-gloo"}, "no links between hosts"),
         ({"tp": 4, "gpus_per_host": 0}, "gpus_per_host"),
+        ({"cluster": shardwright.Cluster(1, 2), "batch": 0}, "batch must be from 1"),
+        ({"tp": 2, "batch": 0}, "batch must be from 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(how: dict[str, Any], message: str) -> None:
