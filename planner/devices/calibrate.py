@@ -149,9 +149,11 @@ def _hosts(points: Sequence[tuple[int, int]], hosts: int) -> Hosts:
 
 
 def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Fit a line to (bytes, nanoseconds); return latency and time per byte, both at least 0.
+    """Fit a line to (bytes, nanoseconds); return latency, at least 0, and time per byte, above 0.
 
-    Minimizes squared relative errors: each point weighs 1 / its time squared.
+    Minimizes squared relative errors: each point weighs 1 / its time squared. Where times do not
+    grow with bytes, so that what a byte takes was lost in other times, it is taken to be no more
+    than the longest time over the most bytes.
     """
     w = [1 / max(t, 1) ** 2 for _, t in points]
     n = sum(w)
@@ -159,7 +161,9 @@ def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     y = sum(a * t for a, (_, t) in zip(w, points, strict=True)) / n
     up = sum(a * (s - x) * (t - y) for a, (s, t) in zip(w, points, strict=True))
     across = sum(a * (s - x) ** 2 for a, (s, _) in zip(w, points, strict=True))
-    slope = max(up / across, 0.0) if across else 0.0
+    slope = up / across if across else 0.0
+    if slope <= 0:
+        return y, max(t for _, t in points) / max(s for s, _ in points)
     if y - slope * x >= 0:
         return y - slope * x, slope
     square = sum(a * s * s for a, (s, _) in zip(w, points, strict=True))
@@ -225,8 +229,7 @@ def _link(kind: str, points: Sequence[tuple[int, int]], ranks: int) -> Link:
     """Return latency and speed of a kind of collective, from (bytes, nanoseconds)."""
     latency, slope = fit(points)
     moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent per input byte
-    speed = moved / max(slope, 1e-6) * SECOND
-    return Link(latency_ns=round(latency), bytes_per_s=max(round(speed), 1))
+    return Link(latency_ns=round(latency), bytes_per_s=max(round(moved / slope * SECOND), 1))
 
 
 def _memory(device: torch.device) -> int:
