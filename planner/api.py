@@ -37,6 +37,7 @@ from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.stages import stage
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.trace_lock import not_in_model_code
+from shardwright.runtime.calls.paged import PAGED
 from shardwright.runtime.model.hub import Hub
 
 DEVICE = "h100-nvlink"
@@ -66,6 +67,7 @@ def plan(
     phase: str | Mapping[Phase, int] = "prefill",
     tp_plan: Mapping[str, object] | str | None = None,
     sequence_parallel: bool | None = None,
+    continuous_batching: bool = False,
     optimizer_bytes: int = 8,
     dp: DataParallel = "ddp",
     dump: str | Path | None = None,
@@ -125,6 +127,8 @@ def plan(
             takes fewer bytes of activations on a rank, and reduce-scatter and all-gather instead of
             all-reduce. By default this is tried where no plan fits `memory` without it; the plan
             then has a note.
+        continuous_batching: Whether the plan must also hold for transformers' continuous batching
+            (`generate_batch`, and servers that use it), whose keys and values are in a paged cache.
         optimizer_bytes: Bytes of optimizer state for each element of a parameter, for training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
         dp: What the copies of the model do. "ddp": each holds everything, and gradients are
@@ -156,6 +160,7 @@ def plan(
     how: dict[str, Any] = {
         "args": args, "kwargs": kwargs, "seq": seq, "dtype": dtype, "device": device, "pins": pins,
         "tp_plan": tp_plan, "phase": phase, "sequence_parallel": sequence_parallel,
+        "continuous_batching": continuous_batching,
         "optimizer_bytes": optimizer_bytes, "dequantize": dequantize,
         "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
         "local_files_only": local_files_only, "token": token,
@@ -186,6 +191,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
+        "continuous_batching": any(PAGED in call.state for call in plan.calls),
         "dp": load.dp, "dequantize": load.quantized is None,
         "gpus_per_host": load.gpus_per_host or plan.world_size,
     }  # fmt: skip
@@ -246,6 +252,7 @@ def read(
     tp_plan: Mapping[str, object] | str | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
+    continuous_batching: bool = False,
     optimizer_bytes: int = 8,
     dequantize: bool = False,
     trust_remote_code: bool = False,
@@ -267,7 +274,9 @@ def read(
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long
     stage("read")
-    source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub), dequantize)
+    source = read_source(
+        model, args, kwargs, dtype, trust_remote_code, Hub(**hub), dequantize, continuous_batching
+    )
     for name, parameter in source.module.named_parameters():
         if max(parameter.shape, default=0) > LARGEST or parameter.numel() >= 2**60:
             raise ModelError(

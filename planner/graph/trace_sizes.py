@@ -7,6 +7,9 @@ TRACE_BATCH, TRACE_SEQ = 3, 19
 TRACE_SOURCE = 23
 """Length of a sequence that another model encoded."""
 
+TRACE_REQUESTS = 7
+"""Number of requests in a row of tokens."""
+
 TRACE_STEP = 5
 """Number of new tokens after a cache, if it is not 1."""
 

@@ -45,6 +45,7 @@ from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.runs.decoding import tokens_of, without_state
+from shardwright.runtime.calls.paged import PAGED
 
 NO_PADDING_MASK = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
@@ -153,7 +154,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             numbers=[n for n in plain if n in graph.numbers],
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
-            several=bool(state) and tokens_of(inputs) > 1,
+            several=bool(state.keys() - {PAGED}) and tokens_of(inputs) > 1,
             draws=draws,
             asks_autocast=graph.asks_autocast,
         )

@@ -23,12 +23,15 @@ the unsharded model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardwright.errors import ModelError
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.runs.folded_trace import Traced, trace_all
+from shardwright.planner.trace.runs.batched_call import batched_call
+from shardwright.planner.trace.runs.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.state.code_state import look_anew
+from shardwright.runtime.calls.paged import PAGED
 
 
 def trace_model(
@@ -44,9 +47,17 @@ def trace_model(
     """
     look_anew()
     try:
-        return trace_all(source, pins, ends, folds)
+        found = trace_all(source, pins, ends, folds)
     except ModelError:
         valued = source.with_values()
         if valued is None:
             raise
-        return trace_all(valued, pins, ends, folds)
+        found = trace_all(valued, pins, ends, folds)
+    if source.batches and not any(run.fills == PAGED for run in found[0].further):
+        alone = replace(source, more=(), further=(batched_call(source.module),))
+        trace_folded(alone, pins, ends, folds=folds)  # says why
+        raise ModelError(
+            f"continuous batching of {found[0].architecture} cannot be traced with its other "
+            "calls: plan without continuous_batching"
+        )
+    return found

@@ -259,8 +259,7 @@ REFUSED = {
     "push_to_hub": "write it with shardwright.save(model, directory) and push that",
     "add_adapter": "add adapters before the model is split",
     "load_adapter": "load adapters before the model is split",
-    "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
-    "ranks would take requests each for itself: use generate()",
+    "init_continuous_batching": "call it on the whole model",
 }
 """Methods of models that would mistake local tensors for full ones, and what to do instead."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,10 @@ from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
 from shardwright.runtime.boundary.transforms import check_no_transform
+from shardwright.runtime.calls.batching import init_continuous_batching
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
+from shardwright.runtime.calls.paged import HOW_TO_BATCH
 from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.names_in_code import names_in
@@ -195,6 +198,22 @@ class RootModule(LocalModule):
         model: Any = self
         mesh = self._shardwright.mesh
         save(model, save_directory, placements(model), mesh, max_shard_size=max_shard_size)
+
+    def _shardwright_init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own method; the manager keeps keys and values of this rank's heads.
+
+        Raises:
+            UsageError: the plan is not proven for continuous batching.
+        """
+        model: Any = self._shardwright.model
+        if model.proven is not None and not model.proven.pages:
+            raise UsageError(
+                f"the plan of {type(self).__name__} is not proven for continuous batching: "
+                f"{HOW_TO_BATCH}"
+            )
+        own: Any = super()
+        make = partial(own.init_continuous_batching, *args, **kwargs)
+        return init_continuous_batching(self, model.mesh, make)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:

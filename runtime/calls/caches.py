@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
+from shardwright.runtime.calls.paged import is_paged
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
@@ -55,6 +56,8 @@ class Caches:
     def open(self, given: Iterable[Any]) -> list[Any]:
         """Unseal the caches among the arguments of a call; returns those to seal when it ends.
 
+        Paged caches are never sealed: continuous batching manages them between calls.
+
         Raises:
             UsageError: another model filled one of them.
         """
@@ -63,7 +66,7 @@ class Caches:
             return []
         opened = []
         for value in given:
-            if value is not None and _is_object(value):
+            if value is not None and _is_object(value) and not is_paged(value):
                 if value.__dict__.get(OWNER) is self:
                     if OWN not in type(value).__dict__ and not self.compiled:
                         continue  # an enclosing call has opened it

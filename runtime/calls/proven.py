@@ -26,6 +26,7 @@ from shardwright.planner.contract.plain_values import (
     is_on,
 )
 from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.calls.paged import HOW_TO_BATCH, KERNEL_LENGTHS, PAGED, is_paged
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, returned
 
@@ -65,6 +66,7 @@ class ProvenCalls:
         named: Whether outputs have names, even if the caller wants a tuple.
         state: The classes of caches that calls passed on to the next, by argument.
         several: Whether a call with such a cache had several tokens.
+        pages: Whether a call of continuous batching is proven.
         trains: Whether a call in training mode is proven, too.
         asks_autocast: Whether code checks for autocast, which is not proven.
         off: Flags that no call had on.
@@ -84,6 +86,7 @@ class ProvenCalls:
     named: bool
     state: dict[str, frozenset[str]]
     several: bool
+    pages: bool
     trains: bool
     asks_autocast: bool
     off: tuple[str, ...]
@@ -113,8 +116,11 @@ class ProvenCalls:
             defaults,
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
-            _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
+            _by_argument(
+                (n, kind) for call in calls for n, kind in call.state.items() if n != PAGED
+            ),
             any(call.several for call in calls),
+            any(PAGED in call.state for call in own),
             any(call.training and not call.arrays for call in calls),
             any(call.asks_autocast for call in calls),
             tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own)),
@@ -152,6 +158,8 @@ class ProvenCalls:
                 tokens after it, which no call had; a flag or number had no such value in any call;
                 or an argument is missing that every call had.
         """
+        if is_paged(given.get(PAGED)):
+            given = self._without_pages(given)
         if self.state and not self.several:
             self._check_tokens(given)
         for name in self.off:
@@ -172,6 +180,19 @@ class ProvenCalls:
         if kind is not None and len(self.checked) < MOST:
             self.checked[kind] = known
         return known
+
+    def _without_pages(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call of continuous batching, but for those of its cache.
+
+        Raises:
+            UsageError: no such call is proven.
+        """
+        if not self.pages:
+            raise UsageError(
+                f"{self.model} is given a paged cache, and its plan is not proven for continuous "
+                f"batching: {HOW_TO_BATCH}"
+            )
+        return {n: value for n, value in given.items() if n not in (PAGED, *KERNEL_LENGTHS)}
 
     def _kind(self, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """What decides whether a call is proven; None if the content of an argument does, too."""

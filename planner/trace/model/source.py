@@ -21,6 +21,7 @@ from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
+from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
@@ -63,6 +64,8 @@ class Source:
     """What the config says of its checkpoint, if weights are to be held as they are stored."""
     quantized: Mapping[str, Packing] = field(default_factory=dict)
     """Parameters that are then quantized."""
+    batches: bool = False
+    """Whether continuous batching is among the further calls."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
 
@@ -95,7 +98,7 @@ class Source:
         if self.valued is None:
             return None
         args, kwargs = self.valued
-        calls = _further(self.module, args, kwargs)
+        calls = _further(self.module, args, kwargs, batches=self.batches)
         return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
 
     @property
@@ -114,6 +117,7 @@ def read_source(
     trust_remote_code: bool = False,
     hub: Hub = USUAL,
     dequantize: bool = False,
+    batches: bool = False,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -126,6 +130,7 @@ def read_source(
         trust_remote_code: Whether to run code that comes with the model.
         hub: The hub that resolves hub ids.
         dequantize: Whether weights of a quantized checkpoint are to be held dense.
+        batches: Whether the model must be able to batch requests continuously.
 
     Raises:
         CheckpointError: the checkpoint is quantized in a way that is not known.
@@ -153,7 +158,7 @@ def read_source(
     plain = Run("", on_meta[0], valued[1] if valued else on_meta[1])
     more = () if known else more_runs(module, plain)
     fuller = (run.kwargs for run in more if not run.module)
-    calls = _further(module, *on_meta, *fuller)
+    calls = _further(module, *on_meta, *fuller, batches=batches)
     quantized = quantized_parameters(module, quantization)
     return Source(
         module,
@@ -164,6 +169,7 @@ def read_source(
         valued=valued,
         quantization=quantization if quantized else None,
         quantized=quantized,
+        batches=batches,
     )
 
 
@@ -172,11 +178,16 @@ def _further(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *fuller: Mapping[str, Any],
+    batches: bool,
 ) -> dict[str, Any]:
-    """Return further runs and wishes for these inputs, and decoding steps for `fuller` inputs."""
+    """Return further runs and wishes for these inputs, and decoding steps for `fuller` inputs.
+
+    With `batches`, calls of continuous batching are among them.
+    """
     inputs = named_inputs(module, args, kwargs)
     found = () if inputs is None else wishes(module, inputs)
     found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
+    found += ((batched_call(module),),) if batches else ()
     return {"further": tuple(wish[0] for wish in found), "wishes": found}
 
 

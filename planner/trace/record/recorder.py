@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner, known
@@ -100,7 +101,11 @@ def record(
         out = Record(recorder.calls, recorder.passed, stored, _tensors(given))
         out.overwritten = functional.overwritten
         out.replaced, out.changed = functional.replaced, functional.written
-        unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
+        unpriced = [  # the last dim of a mask is a length
+            (args, {n: v for n, v in kwargs.items() if n not in MASKS})
+            for run, (args, kwargs) in zip(runs, given, strict=True)
+            if not run.priced
+        ]
         out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
         own = OwnGradients()
         queries = DataQueries(opaque, recorder.known, out, own.whole.append)

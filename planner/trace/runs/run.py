@@ -17,6 +17,7 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_queries import branch_paths
 from shardwright.planner.trace.runs.decoding import empty_cache, without_state
 from shardwright.planner.trace.state.attribute_contents import KeptContents
+from shardwright.runtime.calls.paged import PAGED, traced_class
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -124,12 +125,14 @@ class Runner(nn.Module):
         kept = KeptContents(self.root) if any(run.again for run in runs) else None
         for traced_call, run in enumerate(runs):
             state = left if run.resumes else {}
+            if run.fills == PAGED:
+                state = {PAGED: traced_class()()}
             self.begin(traced_call, state)
             given = run.kwargs if state or not run.resumes else without_state(run.kwargs)
             if given is None:
                 found.append(None)
                 continue
-            if run.fills:
+            if run.fills and not state:
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
             if kept is not None and run.training and not runs[traced_call - 1].training:

@@ -1,0 +1,67 @@
+"""The call of continuous batching: tokens of several requests in one row, with a paged cache.
+
+The arguments are those that `ContinuousBatchingManager` of transformers gives. One call stands for
+all: rows that it writes and rows that it only reads are in one tensor, so they are placed alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import ModelError
+from shardwright.planner.graph.trace_sizes import TRACE_REQUESTS, TRACE_SEQ, TRACE_SOURCE
+from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.runs.run import Run
+from shardwright.runtime.calls.paged import KERNEL_LENGTHS, PAGED, batch_arguments
+
+BATCHES = "init_continuous_batching"
+"""The method of models that can batch continuously."""
+
+
+class NotRead(dict[str, Any]):
+    """Stands for integers that only kernels read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise Unproven("its code reads lengths that are meant for kernels of flash attention")
+
+
+def batched_call(module: nn.Module) -> Run:
+    """Return a call of `module` that writes to a paged cache and reads from it.
+
+    Raises:
+        ModelError: transformers has no continuous batching for `module`.
+    """
+    config: Any = getattr(module, "config", None)
+    if not hasattr(module, BATCHES):
+        raise ModelError(f"{type(module).__name__} has no {BATCHES}: it cannot batch continuously")
+    kinds, attention = _attention_kinds(config.get_text_config()), config._attn_implementation
+    if attention != "sdpa":
+        raise ModelError(
+            f"the attention of {type(module).__name__} is '{attention}', and continuous batching "
+            "is proven for 'sdpa': plan without continuous_batching"
+        )
+    given = batch_arguments(
+        kinds,
+        tokens=TRACE_SEQ,
+        read=TRACE_SOURCE,
+        requests=TRACE_REQUESTS,
+        dtype=next(p.dtype for p in module.parameters() if p.is_floating_point()),
+        device="meta",
+    )
+    given |= {name: NotRead() for name in KERNEL_LENGTHS}
+    selects: Any = getattr(module, "_supports_logits_to_keep", bool)
+    if selects():
+        given["logits_to_keep"] = torch.empty_like(given["logits_indices"])
+    return Run("", (), given, priced=False, fills=PAGED)
+
+
+def _attention_kinds(config: Any) -> list[str]:
+    from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
+
+    try:
+        return [*group_layers_by_attn_type(config)]
+    except ValueError as error:
+        raise ModelError(f"transformers cannot batch this model continuously: {error}") from error

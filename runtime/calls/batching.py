@@ -1,0 +1,134 @@
+"""transformers' continuous batching on a split model: `generate_batch` and what servers use.
+
+Its manager runs in a thread on each rank. The first rank takes requests and sends them to the
+others, all schedule them alike, and each rank keeps keys and values of its own heads.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import TP
+from shardwright.runtime.calls.paged import PAGED, batch_arguments, traced_class
+from shardwright.runtime.communication.mesh import Mesh
+
+MESH = "_device_mesh"
+"""The attribute of a model in which transformers looks for the ranks that share it."""
+
+
+def init_continuous_batching(model: Any, mesh: Mesh, own: Callable[[], Any]) -> Any:
+    """Return the manager that `own` makes for a split model. All ranks call it.
+
+    Args:
+        model: The split model, whose plan is proven for continuous batching.
+        mesh: Its mesh.
+        own: Makes the manager of the model, or returns the one that it has.
+
+    Raises:
+        UsageError: the ranks are not in a `DeviceMesh`, or a cache of transformers cannot hold the
+            keys and values of a rank.
+    """
+    if mesh[TP].size == 1:
+        return own()
+    if mesh.device_mesh is None:
+        raise UsageError("continuous batching on ranks needs a DeviceMesh: apply the plan with one")
+    vars(model)[MESH] = mesh.device_mesh
+    try:
+        manager = own()
+    finally:
+        del vars(model)[MESH]
+    if not isinstance(manager, split_manager()):
+        manager.__class__ = split_manager()
+        manager.local_heads = local_heads(model)
+        manager.distributed_helper.tp_plan = {}  # else it would divide these heads by the ranks
+    return manager
+
+
+@functools.cache
+def split_manager() -> type:
+    """The class of managers of split models, made when transformers is needed."""
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+    class SplitManager(ContinuousBatchingManager):
+        """A manager whose cache has the key heads of one rank."""
+
+        local_heads: int
+
+        def _create_batch_processor(self) -> Any:
+            whole: Any = self.model
+            config = copy.copy(whole.config.get_text_config())
+            config.num_key_value_heads = self.local_heads
+            self.model: Any = _Described(whole, config)
+            try:
+                made = super()._create_batch_processor()
+            finally:
+                self.model = whole
+            _check_alike(made.cache, self.distributed_helper.cpu_comm_group)
+            return made
+
+    return SplitManager
+
+
+class _Described(SimpleNamespace):
+    """What a manager asks of a model when it makes a cache, with a config of its own."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        asked = ("device", "dtype", "_supports_logits_to_keep")
+        known = {name: getattr(model, name) for name in asked if hasattr(model, name)}
+        super().__init__(**known, config=SimpleNamespace(get_text_config=lambda: config))
+
+
+def local_heads(model: nn.Module) -> int:
+    """Return the key heads of this rank, as a call with one token shows them. All ranks call it.
+
+    Raises:
+        UsageError: layers differ, or keys or values have another width than the config says.
+    """
+    from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
+    from transformers.generation.continuous_batching.utils import find_head_dim
+
+    whole: Any = model
+    config, cache = whole.config.get_text_config(), traced_class()()
+    kinds = [*group_layers_by_attn_type(config)]
+    one = batch_arguments(
+        kinds, tokens=1, read=1, requests=1, dtype=whole.dtype, device=whole.device
+    )
+    with torch.no_grad():
+        model(**one, **{PAGED: cache})
+    shapes = {tuple(rows.shape[1:]) for kept in cache.kept.values() for rows in kept}
+    heads, widths = {heads for heads, _ in shapes}, {width for _, width in shapes}
+    if len(heads) != 1 or widths != {find_head_dim(config)}:
+        found = ", ".join(f"{heads} of {width}" for heads, width in sorted(shapes))
+        raise UsageError(
+            f"a paged cache of transformers has one number of heads of {find_head_dim(config)} for "
+            f"all layers, and {type(model).__name__} has heads of several kinds: {found}: use "
+            "generate()"
+        )
+    return heads.pop()
+
+
+def _check_alike(cache: Any, group: Any) -> None:
+    """Check that all ranks can hold the same requests.
+
+    Raises:
+        UsageError: they cannot, so each would schedule other requests.
+    """
+    blocks = [allocator.num_blocks for allocator in cache.cache_allocators.values()]
+    room = torch.tensor([cache.num_blocks, cache.max_batch_tokens, *blocks])
+    least, most = room.clone(), room
+    dist.all_reduce(least, dist.ReduceOp.MIN, group)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    if not torch.equal(least, most):
+        raise UsageError(
+            "ranks have different numbers of key heads, and so room for different requests: set "
+            "num_blocks and max_batch_tokens of ContinuousBatchingConfig"
+        )
