@@ -39,8 +39,8 @@ NEW_TOKENS = 8
 LENGTHS = (5, 19, 3, 12, 19, 8)
 SHARED = 16
 """Tokens with which the two longest prompts begin: two pages."""
-ROOM = {"page_size": 8, "num_blocks": 24, "max_batch_tokens": 24}
-"""Less than all prompts need at once, so that requests wait for others to end."""
+PAGE, BLOCKS, BATCH = 8, 24, 24
+"""Less room than all prompts need at once, so that requests wait for others to end."""
 OURS, NOT_BATCHED = "equal", "not batched whole"
 
 Row = dict[str, Any]
@@ -128,7 +128,9 @@ def batched(model: Any, asked: list[list[int]]) -> list[list[int]]:
     found = model.generate_batch(
         asked,
         generation_config=options,
-        continuous_batching_config=ContinuousBatchingConfig(**ROOM),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=PAGE, num_blocks=BLOCKS, max_batch_tokens=BATCH
+        ),
     )
     if errors := [one.error for one in found.values() if one.error]:
         raise RuntimeError(errors[0])

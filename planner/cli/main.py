@@ -14,6 +14,7 @@ from shardwright.planner.cli.explain import explain
 from shardwright.planner.cli.export import export
 from shardwright.planner.cli.plan import plan
 from shardwright.planner.cli.schema import schema
+from shardwright.planner.cli.serve import serve
 from shardwright.planner.cli.show import show
 
 EXAMPLES = """\b
@@ -24,7 +25,7 @@ Examples:
   shardwright explain plan.json 'model.layers.*.mlp' ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2
 """
-COMMANDS = (plan, show, explain, diff, export, check, calibrate, schema)
+COMMANDS = (plan, show, explain, diff, export, check, serve, calibrate, schema)
 
 
 @click.group(

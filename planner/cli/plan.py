@@ -95,6 +95,8 @@ Examples:
 @click.option("--sequence-parallel/--no-sequence-parallel", default=None,
               help="Split hidden states between blocks along the sequence.  "
               "[default: only if nothing fits --memory without]")  # fmt: skip
+@click.option("--continuous-batching", is_flag=True,
+              help="Prove transformers' continuous batching, too (generate_batch).")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
               help="Write what the planner saw and decided there, as text.")  # fmt: skip
 @click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",

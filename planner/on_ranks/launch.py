@@ -1,4 +1,4 @@
-"""Starts ranks as processes of this machine, connected by gloo; if one dies, the rest are ended.
+"""Starts ranks as processes of this machine; if one dies, the rest are ended.
 
 They are spawned, so that no rank inherits threads or locks of the planning process. They meet in a
 file that only this user can reach, and listen on the loopback device only. No rank outlives the
@@ -30,14 +30,26 @@ GRACE = 5.0
 """Seconds that the other ranks have to report after one has failed: the first rank that notices a
 death is not the one that died."""
 
+RANK = "rank {}"
+"""The name of a rank's process."""
+
 START = 120.0
 """Seconds until all ranks must be connected."""
 
 
-def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `fn(*args)` on each of `ranks` processes in a gloo group; return the results by rank.
+def run_processes(
+    ranks: int, fn: Callable[..., Any], *args: Any, on_gpus: bool = False
+) -> list[Any]:
+    """Run `fn(*args)` on each of `ranks` processes in a group; return the results by rank.
 
-    `fn`, `args` and the results must pickle.
+    `fn`, `args` and the results must pickle. The processes are named `RANK` with their number.
+
+    Args:
+        ranks: The number of processes.
+        fn: What each runs.
+        args: Its arguments.
+        on_gpus: Whether each rank has a GPU of this machine. They are then connected by NCCL, else
+            by gloo.
 
     Raises:
         ShardwrightError: a rank raised an error; tracebacks of other exceptions are on stderr.
@@ -52,7 +64,10 @@ def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
             for rank in range(ranks):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_main, args=(theirs, rank, ranks, folder, work), daemon=True
+                    target=_main,
+                    args=(theirs, rank, ranks, folder, work, on_gpus),
+                    name=RANK.format(rank),
+                    daemon=True,
                 )
                 processes.append(process)
                 process.start()
@@ -123,6 +138,7 @@ def _main(
     ranks: int,
     folder: str,
     work: bytes,
+    on_gpus: bool,
 ) -> None:
     """Run a rank. `work` is pickled, so that its imports come after the first line."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
@@ -134,10 +150,11 @@ def _main(
 
     if (loopback := _loopback()) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     try:
         with quiet():
-            _connect(rank, ranks, folder)
+            _connect(rank, ranks, folder, "cpu:gloo,cuda:nccl" if on_gpus else "gloo")
             fn, args = pickle.loads(work)
             pipe.send((True, fn(*args)))
             dist.destroy_process_group()
@@ -152,7 +169,7 @@ def _main(
         pipe.send((False, kind(f"rank {rank} failed: {type(error).__name__}: {text}")))
 
 
-def _connect(rank: int, ranks: int, folder: str) -> None:
+def _connect(rank: int, ranks: int, folder: str, backend: str) -> None:
     """Form the process group of the ranks, who meet in `folder`.
 
     Raises:
@@ -164,7 +181,7 @@ def _connect(rank: int, ranks: int, folder: str) -> None:
 
     try:
         dist.init_process_group(
-            "gloo",
+            backend,
             store=dist.FileStore(f"{folder}/store", ranks),
             rank=rank,
             world_size=ranks,

@@ -1,0 +1,174 @@
+"""What each rank of a server runs: it loads its part of the model, and the first one listens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from shardwright.errors import DistributedError, UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.api import load
+
+KEY = "SHARDWRIGHT_API_KEY"
+"""The environment variable with the API key; it is not an option, which others could read."""
+LOOK = 0.5
+"""Seconds between two looks at whether the ranks still generate."""
+PAGE = 16
+"""Tokens in a page of the KV cache."""
+CACHE, BATCH = 2**14, 512
+"""Tokens in the KV cache, and most tokens in a forward pass, on the CPU by default. On a GPU
+transformers finds both by the memory that is free."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served, and where.
+
+    Attributes:
+        model: Directory or hub id.
+        plan: The plan as JSON.
+        name: The model's name for clients.
+        host: The address to listen on.
+        port: The port.
+        length: The most tokens of a request.
+        room: The tokens in the KV cache; None for what the memory of a GPU has room for.
+        requests: The most requests at once.
+        seconds: The longest time for a request.
+        how: Other arguments of `load`.
+    """
+
+    model: str
+    plan: str
+    name: str
+    host: str
+    port: int
+    length: int | None = None
+    room: int | None = None
+    requests: int = 256
+    seconds: float = 600.0
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+def serve_on_rank(asked: Serving) -> None:
+    """Load the model and answer requests until a signal ends the server. All ranks call it.
+
+    Raises:
+        UsageError: the model has no tokenizer that can stream.
+        DistributedError: the ranks could not go on.
+    """
+    tokenizer = _tokenizer(asked)
+    model = load(asked.model, Plan.from_json(asked.plan), **asked.how)
+    manager = _manager(model, asked)
+    manager.warmup()  # makes the cache, and raises here if that fails
+    manager.start()
+    try:
+        if dist.get_rank() == 0:
+            _listen(model, manager, tokenizer, asked)
+        else:
+            manager._generation_thread.join()
+    finally:
+        manager.stop(block=True)
+    if (failed := manager.background_thread_status.fatal_error) is not None:
+        raise DistributedError(f"rank {dist.get_rank()} stopped generating: {failed}")
+
+
+def _tokenizer(asked: Serving) -> Any:
+    from transformers import AutoTokenizer
+
+    names = ("trust_remote_code", "revision", "cache_dir", "local_files_only")
+    how = {name: asked.how[name] for name in names if name in asked.how}
+    try:
+        found: Any = AutoTokenizer.from_pretrained(asked.model, **how)
+    except (OSError, ValueError, KeyError) as error:
+        text = str(error).strip().splitlines()[0]
+        raise UsageError(f"cannot read a tokenizer from {asked.model}: {text}") from error
+    if not getattr(found, "is_fast", False):
+        raise UsageError(
+            f"the tokenizer of {asked.model} is a {type(found).__name__}, which cannot stream: "
+            "save a fast one (tokenizer.json) with the model"
+        )
+    return found
+
+
+def _manager(model: Any, asked: Serving) -> Any:
+    """Return the manager of the model. It can draw tokens after settings of each request."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    on_gpu = model.device.type == "cuda"
+    room = asked.room or (None if on_gpu else CACHE)
+    batching = ContinuousBatchingConfig(
+        page_size=PAGE,
+        num_blocks=None if room is None else -(-room // PAGE),
+        max_batch_tokens=None if on_gpu else BATCH,
+        per_request_processors=True,
+        auto_switch_to_flash=False,
+        disable_nccl_graph_mixing=on_gpu,
+        seed=0,
+    )
+    # Values other than those that change nothing, or there would be no processors for requests.
+    draws = GenerationConfig(
+        do_sample=True, temperature=0.5, top_k=2, top_p=0.5, eos_token_id=-1, pad_token_id=0
+    )
+    return model.init_continuous_batching(draws, batching)
+
+
+def _listen(model: Any, manager: Any, tokenizer: Any, asked: Serving) -> None:
+    """Answer requests until a signal, or until the manager ends."""
+    import uvicorn
+
+    from shardwright.runtime.serving.app import Defaults, Served, make_app
+    from shardwright.runtime.serving.engine import Engine, Limits
+
+    config, own = model.config.get_text_config(), model.generation_config
+    room = manager.batch_processor.cache.num_blocks * PAGE
+    most = min(getattr(config, "max_position_embeddings", None) or room, room)
+    if asked.length is not None and asked.length > most:
+        raise UsageError(f"requests of {asked.length} tokens do not fit: {most} do")
+    ends = own.eos_token_id
+    engine = Engine(
+        manager,
+        tokenizer,
+        frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,)),
+        config.vocab_size,
+        Limits(asked.length or most, asked.requests, asked.seconds),
+    )
+    samples = bool(own.do_sample)
+    defaults = Defaults(
+        (own.temperature if own.temperature is not None else 1.0) if samples else 0.0,
+        own.top_p or 1.0,
+        own.top_k or None,
+    )
+    app = make_app(Served(asked.name, engine, tokenizer, defaults, os.environ.get(KEY, "")))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host=asked.host, port=asked.port, log_level="warning")
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        async def watch() -> None:
+            while engine.alive():
+                await asyncio.sleep(LOOK)
+            server.should_exit = True
+
+        watching = asyncio.create_task(watch())
+        where = f"http://{asked.host}:{asked.port}"
+        ranks, limit = dist.get_world_size(), engine.limits.length
+        print(
+            f"Serving '{asked.name}' on {where}: {ranks} ranks, up to {limit} tokens a request",
+            file=sys.stderr,
+            flush=True,
+        )
+        yield
+        watching.cancel()
+
+    app.router.lifespan_context = lifespan
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when it has ended
+    server.run()
