@@ -6,7 +6,6 @@ others, all schedule them alike, and each rank keeps keys and values of its own 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -65,8 +64,7 @@ def split_manager() -> type:
 
         def _create_batch_processor(self) -> Any:
             whole: Any = self.model
-            config = copy.copy(whole.config.get_text_config())
-            config.num_key_value_heads = self.local_heads
+            config = _LocalConfig(whole.config.get_text_config(), self.local_heads)
             self.model: Any = _Described(whole, config)
             try:
                 made = super()._create_batch_processor()
@@ -78,10 +76,20 @@ def split_manager() -> type:
     return SplitManager
 
 
+class _LocalConfig:
+    """A config with the key heads of one rank. (In some configs, setting that sets other numbers.)"""
+
+    def __init__(self, config: Any, heads: int) -> None:
+        self._config, self.num_key_value_heads = config, heads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
 class _Described(SimpleNamespace):
     """What a manager asks of a model when it makes a cache, with a config of its own."""
 
-    def __init__(self, model: Any, config: Any) -> None:
+    def __init__(self, model: Any, config: _LocalConfig) -> None:
         asked = ("device", "dtype", "_supports_logits_to_keep")
         known = {name: getattr(model, name) for name in asked if hasattr(model, name)}
         super().__init__(**known, config=SimpleNamespace(get_text_config=lambda: config))
