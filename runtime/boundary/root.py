@@ -199,7 +199,12 @@ class RootModule(LocalModule):
         mesh = self._shardwright.mesh
         save(model, save_directory, placements(model), mesh, max_shard_size=max_shard_size)
 
-    def _shardwright_init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+    def _shardwright_init_continuous_batching(
+        self,
+        generation_config: Any = None,
+        continuous_batching_config: Any = None,
+        workload_hints: Any = None,
+    ) -> Any:
         """The model's own method; the manager keeps keys and values of this rank's heads.
 
         Raises:
@@ -212,8 +217,10 @@ class RootModule(LocalModule):
                 f"{HOW_TO_BATCH}"
             )
         own: Any = super()
-        make = partial(own.init_continuous_batching, *args, **kwargs)
-        return init_continuous_batching(self, model.mesh, make)
+        make = partial(
+            own.init_continuous_batching, generation_config, workload_hints=workload_hints
+        )
+        return init_continuous_batching(self, model.mesh, make, continuous_batching_config)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:

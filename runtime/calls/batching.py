@@ -6,6 +6,7 @@ others, all schedule them alike, and each rank keeps keys and values of its own 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,36 +14,41 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import TP
-from shardwright.runtime.calls.paged import PAGED, batch_arguments, traced_class
+from shardwright.runtime.calls.paged import PAGED, batch_arguments, traced_cache
 from shardwright.runtime.communication.mesh import Mesh
+
+MOST_MEMORY = 0.6
+"""The share of a machine's memory that caches on its CPU take together by default."""
 
 MESH = "_device_mesh"
 """The attribute of a model in which transformers looks for the ranks that share it."""
 
 
-def init_continuous_batching(model: Any, mesh: Mesh, own: Callable[[], Any]) -> Any:
+def init_continuous_batching(
+    model: Any, mesh: Mesh, own: Callable[..., Any], config: Any = None
+) -> Any:
     """Return the manager that `own` makes for a split model. All ranks call it.
 
     Args:
         model: The split model, whose plan is proven for continuous batching.
         mesh: Its mesh.
         own: Makes the manager of the model, or returns the one that it has.
+        config: A `ContinuousBatchingConfig`.
 
     Raises:
         UsageError: the ranks are not in a `DeviceMesh`, or a cache of transformers cannot hold the
             keys and values of a rank.
     """
     if mesh[TP].size == 1:
-        return own()
+        return own(continuous_batching_config=config)
     if mesh.device_mesh is None:
         raise UsageError("continuous batching on ranks needs a DeviceMesh: apply the plan with one")
     vars(model)[MESH] = mesh.device_mesh
     try:
-        manager = own()
+        manager = own(continuous_batching_config=shared(config, model.device, mesh[TP].size))
     finally:
         del vars(model)[MESH]
     if not isinstance(manager, split_manager()):
@@ -50,6 +56,20 @@ def init_continuous_batching(model: Any, mesh: Mesh, own: Callable[[], Any]) -> 
         manager.local_heads = local_heads(model)
         manager.distributed_helper.tp_plan = {}  # else it would divide these heads by the ranks
     return manager
+
+
+def shared(config: Any, device: torch.device, ranks: int) -> Any:
+    """The config, with the memory of a CPU shared by the ranks if it says nothing of memory.
+
+    transformers would let each rank take 60 % of it.
+    """
+    from transformers import ContinuousBatchingConfig
+
+    config = config or ContinuousBatchingConfig()
+    if device.type == "cpu" and config.num_blocks is None and config.max_memory_percent is None:
+        config = copy.copy(config)
+        config.max_memory_percent = MOST_MEMORY / ranks
+    return config
 
 
 @functools.cache
@@ -77,7 +97,7 @@ def split_manager() -> type:
 
 
 class _LocalConfig:
-    """A config with the key heads of one rank. (In some configs, setting that sets other numbers.)"""
+    """A config with the key heads of one rank. Setting them in some configs sets other numbers."""
 
     def __init__(self, config: Any, heads: int) -> None:
         self._config, self.num_key_value_heads = config, heads
@@ -95,31 +115,25 @@ class _Described(SimpleNamespace):
         super().__init__(**known, config=SimpleNamespace(get_text_config=lambda: config))
 
 
-def local_heads(model: nn.Module) -> int:
+def local_heads(model: Any) -> int:
     """Return the key heads of this rank, as a call with one token shows them. All ranks call it.
 
     Raises:
-        UsageError: layers differ, or keys or values have another width than the config says.
+        UsageError: layers differ.
     """
     from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
-    from transformers.generation.continuous_batching.utils import find_head_dim
 
-    whole: Any = model
-    config, cache = whole.config.get_text_config(), traced_class()()
-    kinds = [*group_layers_by_attn_type(config)]
-    one = batch_arguments(
-        kinds, tokens=1, read=1, requests=1, dtype=whole.dtype, device=whole.device
-    )
+    kinds = [*group_layers_by_attn_type(model.config.get_text_config())]
+    sizes: dict[str, Any] = {"tokens": 1, "read": 1, "requests": 1}
+    one = batch_arguments(kinds, **sizes, dtype=model.dtype, device=model.device)
+    cache = traced_cache(model)
     with torch.no_grad():
         model(**one, **{PAGED: cache})
-    shapes = {tuple(rows.shape[1:]) for kept in cache.kept.values() for rows in kept}
-    heads, widths = {heads for heads, _ in shapes}, {width for _, width in shapes}
-    if len(heads) != 1 or widths != {find_head_dim(config)}:
-        found = ", ".join(f"{heads} of {width}" for heads, width in sorted(shapes))
+    heads = {rows.shape[1] for kept in cache.kept.values() for rows in kept}
+    if len(heads) != 1:
         raise UsageError(
-            f"a paged cache of transformers has one number of heads of {find_head_dim(config)} for "
-            f"all layers, and {type(model).__name__} has heads of several kinds: {found}: use "
-            "generate()"
+            f"layers of {type(model).__name__} have {' or '.join(map(str, sorted(heads)))} key "
+            "heads on a rank, and a paged cache has one number for all: use generate()"
         )
     return heads.pop()
 

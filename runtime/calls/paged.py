@@ -73,8 +73,15 @@ def batch_arguments(
     }
 
 
+def traced_cache(model: Any) -> Any:
+    """An empty cache that stands for the paged cache of `model`, of transformers."""
+    from transformers.generation.continuous_batching.utils import find_head_dim
+
+    return _traced_class()(find_head_dim(model.config.get_text_config()))
+
+
 @functools.cache
-def traced_class() -> type:
+def _traced_class() -> type:
     """The class of `TracedPagedCache`, made when transformers is needed."""
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
@@ -83,9 +90,13 @@ def traced_class() -> type:
 
         It makes its tensors from the keys and values that it is given, so that each has the heads
         of the rank.
+
+        Args:
+            width: The width of a head.
         """
 
-        def __init__(self) -> None:
+        def __init__(self, width: int) -> None:
+            self.width = width
             self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
         def update(
@@ -95,7 +106,17 @@ def traced_class() -> type:
             layer_idx: int,
             kwargs: Mapping[str, Any],
         ) -> tuple[Tensor, Tensor]:
-            """Write keys and values [1, heads, tokens, head dim]; return those of all rows read."""
+            """Write keys and values [1, heads, tokens, head dim]; return those of all rows read.
+
+            Raises:
+                ValueError: a paged cache cannot hold them.
+            """
+            widths = [int(x.shape[-1]) for x in (key_states, value_states)]
+            if widths != [self.width] * 2:
+                raise ValueError(
+                    f"keys and values have heads of {widths[0]} and {widths[1]}, and a paged cache "
+                    f"has heads of {self.width}"
+                )
             new = [x.squeeze(0).transpose(0, 1) for x in (key_states, value_states)]
             keys, values = (x.new_zeros(ROWS, *x.shape[1:]) for x in new)
             kept = self.kept.setdefault(int(layer_idx), (keys, values))

@@ -66,7 +66,7 @@ def serve_on_rank(asked: Serving) -> None:
     """
     tokenizer = _tokenizer(asked)
     model = load(asked.model, Plan.from_json(asked.plan), **asked.how)
-    manager = _manager(model, asked)
+    manager = manager_of(model, asked)
     manager.warmup()  # makes the cache, and raises here if that fails
     manager.start()
     try:
@@ -98,7 +98,7 @@ def _tokenizer(asked: Serving) -> Any:
     return found
 
 
-def _manager(model: Any, asked: Serving) -> Any:
+def manager_of(model: Any, asked: Serving) -> Any:
     """Return the manager of the model. It can draw tokens after settings of each request."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.swa_utils import AveragedModel
-from transformers import GenerationConfig
 
 import shardwright
 from shardwright.errors import UsageError
@@ -139,13 +138,6 @@ def generated() -> None:
         assert torch.equal(model.generate(ids, **asked), whole.generate(ids, **asked)), options
 
 
-def continuous_batching() -> None:
-    """Each rank would take requests for itself."""
-    asked = GenerationConfig(**GREEDY)
-    with pytest.raises(UsageError, match="init_continuous_batching of a split"):
-        split().generate_batch(IDS.tolist(), generation_config=asked)
-
-
 CASES: dict[str, Callable[[], None]] = {
     "torch.export": exported,
     "autocast": autocast,
@@ -153,7 +145,6 @@ CASES: dict[str, Callable[[], None]] = {
     "kept things changed when compiled": kept_things_changed_when_compiled,
     "averaged weights": averaged,
     "generate": generated,
-    "generate_batch": continuous_batching,
 }
 
 

@@ -17,7 +17,7 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_queries import branch_paths
 from shardwright.planner.trace.runs.decoding import empty_cache, without_state
 from shardwright.planner.trace.state.attribute_contents import KeptContents
-from shardwright.runtime.calls.paged import PAGED, traced_class
+from shardwright.runtime.calls.paged import PAGED, traced_cache
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -126,7 +126,7 @@ class Runner(nn.Module):
         for traced_call, run in enumerate(runs):
             state = left if run.resumes else {}
             if run.fills == PAGED:
-                state = {PAGED: traced_class()()}
+                state = {PAGED: traced_cache(self.root)}
             self.begin(traced_call, state)
             given = run.kwargs if state or not run.resumes else without_state(run.kwargs)
             if given is None:

@@ -1,0 +1,98 @@
+"""transformers' continuous batching of split models, on processes: tokens of the whole model's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    ContinuousBatchingConfig,
+    DeepseekV3Config,
+    GPT2Config,
+    LlamaConfig,
+)
+
+from benchmarks.forked import run_forked
+from shardwright.errors import ModelError
+from shardwright.planner.api import as_planned
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.runs.batched_call import NotRead
+from shardwright.runtime.calls.batching import shared
+from shardwright.runtime.calls.paged import PAGED
+from tests import planning
+from tests.marks import long
+
+from . import on_ranks
+
+TINY = LlamaConfig(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=50
+)
+
+
+@pytest.mark.parametrize("ranks", [long(2), 3])
+def test_tokens_are_those_of_the_whole_model(ranks: int, tmp_path: Path) -> None:
+    for end in run_forked(ranks, on_ranks.main, (), tmp_path, limit=200):
+        assert end.how == "well", (end.text, end.log)
+
+
+def test_a_plan_is_proven_for_it_on_request() -> None:
+    model = on_ranks.made(TINY)
+    plans = [planning.plan(model, tp=2, continuous_batching=asked) for asked in (False, True)]
+    without, batches = ([call.state for call in plan.calls] for plan in plans)
+    assert {PAGED: "TracedPagedCache"} in batches
+    assert [state for state in batches if PAGED not in state] == without
+    placed = [{n: m.parameters for n, m in plan.modules.items()} for plan in plans]
+    assert placed[0] == placed[1] and any(placed[0].values())
+    again = Plan.from_json(plans[1].to_json())
+    how = as_planned(again)
+    assert how["continuous_batching"]
+    assert planning.plan(model, **how).calls == plans[1].calls
+
+
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (GPT2Config(n_embd=32, n_layer=2, n_head=4, **EAGER), "is 'eager'"),
+        (
+            DeepseekV3Config(
+                hidden_size=32, intermediate_size=32, num_hidden_layers=2, vocab_size=50,
+                num_attention_heads=4, num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8,
+                qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=6, first_k_dense_replace=2,
+            ),
+            "keys and values have heads of",
+        ),
+    ],
+    ids=["eager", "latent"],
+)  # fmt: skip
+def test_what_cannot_be_batched(config: object, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        planning.plan(AutoModelForCausalLM.from_config(config), tp=2, continuous_batching=True)
+
+
+def test_only_models_that_generate_can() -> None:
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    with pytest.raises(ModelError, match="BertModel has no init_continuous_batching"):
+        planning.plan(BertModel(config), tp=2, continuous_batching=True)
+
+
+def test_lengths_for_kernels_are_not_for_models() -> None:
+    with pytest.raises(Unproven, match="lengths that are meant for kernels"):
+        NotRead()["full_attention"]
+
+
+def test_ranks_share_the_memory_of_a_machine() -> None:
+    cpu = torch.device("cpu")
+    assert shared(None, cpu, 4).max_memory_percent == pytest.approx(0.15)
+    for config in (
+        ContinuousBatchingConfig(num_blocks=8),
+        ContinuousBatchingConfig(max_memory_percent=0.5),
+    ):
+        assert shared(config, cpu, 4) is config
+    assert shared(None, torch.device("cuda"), 4).max_memory_percent is None
