@@ -13,7 +13,7 @@ import torch
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, read_mesh, replicas
-from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.names import PAGED, fold
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
     ObjectiveName,
@@ -37,7 +37,6 @@ from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.stages import stage
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.trace_lock import not_in_model_code
-from shardwright.runtime.calls.paged import PAGED
 from shardwright.runtime.model.hub import Hub
 
 DEVICE = "h100-nvlink"

@@ -235,6 +235,7 @@ def leads(source: str, target: str) -> dict[str, set[str]]:
 
 FROM_RUNTIME = {
     "planner.api": {"runtime.model"},
+    "planner.cli": {"runtime.serving"},
     "planner.devices": {"runtime.communication"},
     "planner.dry_run": {"runtime.api", "runtime.code", "runtime.communication", "runtime.slots"},
     "planner.exports": {"runtime.model"},
@@ -245,7 +246,7 @@ FROM_RUNTIME = {
     "planner.prove": {"runtime.model"},
     "planner.report": {"runtime.model"},
     "planner.trace": {
-        "runtime.boundary", "runtime.code", "runtime.model", "runtime.modules",
+        "runtime.boundary", "runtime.calls", "runtime.code", "runtime.model", "runtime.modules",
         "runtime.quantized", "runtime.slots",
     },
 }  # fmt: skip

@@ -67,8 +67,8 @@ def serve(
 ) -> None:
     """Serve MODEL split over ranks of this machine, by OpenAI's API.
 
-    Requests are batched continuously. SIGTERM or Ctrl-C: running requests are answered first. With
-    SHARDWRIGHT_API_KEY in the environment, clients must give that key.
+    Requests are batched continuously. After SIGTERM or SIGINT the server answers what it has, and
+    ends. With SHARDWRIGHT_API_KEY in the environment, clients must give that key.
     """
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise UsageError(f"serving needs {', '.join(missing)}: pip install 'shardwright[serve]'")
@@ -99,8 +99,8 @@ def _plan(
     """
     import shardwright
     from shardwright.planner.contract.mesh import TP
+    from shardwright.planner.contract.names import PAGED
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.runtime.calls.paged import HOW_TO_BATCH, PAGED
 
     if (tp is None) == (file is None):
         raise UsageError("give the number of ranks with --tp, or a plan with --plan")
@@ -111,7 +111,9 @@ def _plan(
             )
     plan = Plan.load(file)
     if not any(PAGED in call.state for call in plan.calls):
-        raise PlanError(f"{file} is not proven for continuous batching: {HOW_TO_BATCH}")
+        raise PlanError(
+            f"{file} is not proven for continuous batching: plan with --continuous-batching"
+        )
     if {dim: size for dim, size in plan.mesh.items() if size > 1}.keys() - {TP}:
         raise PlanError(f"{file} has a mesh of {plan.mesh}: serve by a plan with tp alone")
     return plan

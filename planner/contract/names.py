@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PAGED = "cache"
+"""The argument for a paged cache, in calls of transformers' continuous batching."""
+
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 """Padding masks -> the argument with the tokens that they mask."""
 

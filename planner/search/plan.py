@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
-from shardwright.planner.contract.names import slot_pattern
+from shardwright.planner.contract.names import PAGED, slot_pattern
 from shardwright.planner.contract.plain_values import (
     FREE,
     SWITCHES,
@@ -45,7 +45,6 @@ from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.runs.decoding import tokens_of, without_state
-from shardwright.runtime.calls.paged import PAGED
 
 NO_PADDING_MASK = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"

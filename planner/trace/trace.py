@@ -26,12 +26,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import PAGED
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.state.code_state import look_anew
-from shardwright.runtime.calls.paged import PAGED
 
 
 def trace_model(

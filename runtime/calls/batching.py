@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import TP
-from shardwright.runtime.calls.paged import PAGED, batch_arguments, traced_cache
+from shardwright.planner.contract.names import PAGED
+from shardwright.runtime.calls.paged import batch_arguments, traced_cache
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.ranks.agreement import gather
 
 MOST_MEMORY = 0.6
 """The share of a machine's memory that caches on its CPU take together by default."""
@@ -54,7 +56,9 @@ def init_continuous_batching(
     if not isinstance(manager, split_manager()):
         manager.__class__ = split_manager()
         manager.local_heads = local_heads(model)
-        manager.distributed_helper.tp_plan = {}  # else it would divide these heads by the ranks
+        helper = manager.distributed_helper
+        helper.__class__ = split_helper()
+        helper.tp_plan = {}  # else it would divide these heads by the ranks
     return manager
 
 
@@ -94,6 +98,70 @@ def split_manager() -> type:
             return made
 
     return SplitManager
+
+
+class SentRequest(NamedTuple):
+    """A new request, as the first rank sends it to the others: arguments of a `RequestState`."""
+
+    request_id: str
+    initial_tokens: list[int]
+    streaming: bool
+    record_timestamps: bool
+    max_new_tokens: int | None
+    eos_token_id: int | list[int] | None
+    num_children: int
+    logit_processor_kwargs: dict[str, bool | int | float | str]
+
+
+class News(NamedTuple):
+    """New requests, the ids of requests that are cancelled, and whether more news follow."""
+
+    requests: list[SentRequest]
+    cancelled: list[str]
+    more: bool
+
+
+AT_ONCE = 200_000
+"""About so many tokens of prompts are sent in one message."""
+
+
+def in_messages(requests: Sequence[SentRequest], cancelled: list[str]) -> list[News]:
+    """Return the messages in which news are sent; all but the last say that more follow."""
+    parts: list[list[SentRequest]] = [[]]
+    for request in requests:
+        if sum(len(each.initial_tokens) for each in parts[-1]) >= AT_ONCE:
+            parts.append([])
+        parts[-1].append(request)
+    last = len(parts) - 1
+    return [News(p, [] if i < last else cancelled, i < last) for i, p in enumerate(parts)]
+
+
+@functools.cache
+def split_helper() -> type:
+    """The class that connects managers of split models, made when transformers is needed."""
+    from transformers.generation.continuous_batching.distributed import DistributedHelper
+    from transformers.generation.continuous_batching.requests import RequestState
+
+    class SplitHelper(DistributedHelper):
+        """Sends requests as JSON: transformers would unpickle what other ranks send."""
+
+        def tp_broadcast_object_from_rank_0(self, obj: Any) -> Any:
+            """Return the first rank's new requests and the ids of cancelled ones."""
+            states, cancelled = obj
+            fields = SentRequest._fields
+            mine = [SentRequest(*(getattr(state, f) for f in fields)) for state in states]
+            messages, sent, group = in_messages(mine, cancelled), [], self.cpu_comm_group
+            while True:
+                told = messages[min(len(sent), len(messages) - 1)]
+                sent.append(gather("continuous batching", told, group, News)[0])  # type: ignore[arg-type]
+                if not sent[-1].more:
+                    break
+            if self.is_tp_driver:
+                return obj
+            new = [RequestState(**each._asdict()) for news in sent for each in news.requests]
+            return new, sent[-1].cancelled
+
+    return SplitHelper
 
 
 class _LocalConfig:

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PAGED = "cache"
-"""The argument for a paged cache."""
-
 KERNEL_LENGTHS = ("max_length_q", "max_length_k")
 """Integers beside a paged cache that vary from call to call. In a traced call no code reads them;
 only kernels of flash attention do."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.lengths import holds, sizes_in
-from shardwright.planner.contract.names import MASKS, slot_pattern
+from shardwright.planner.contract.names import MASKS, PAGED, slot_pattern
 from shardwright.planner.contract.plain_values import (
     BLOCK_MASK,
     CONTAINERS,
@@ -26,7 +26,7 @@ from shardwright.planner.contract.plain_values import (
     is_on,
 )
 from shardwright.planner.contract.plan_file import TracedCall
-from shardwright.runtime.calls.paged import HOW_TO_BATCH, KERNEL_LENGTHS, PAGED, is_paged
+from shardwright.runtime.calls.paged import HOW_TO_BATCH, KERNEL_LENGTHS, is_paged
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, returned
 

@@ -20,8 +20,8 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --cache-dir --compare-tp-plan --dequantize --device --dp --dtype --dump "
-    "--gpus-per-host --help --hosts --html --inputs --json --local-files-only --memory --mesh "
+    "plan": "--batch --cache-dir --compare-tp-plan --continuous-batching --dequantize --device "
+    "--dp --dtype --dump --gpus-per-host --help --hosts --html --inputs --json --local-files-only --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
     "--ranks --revision --seq --sequence-parallel --solver --time-limit --tp --tp-plan "
     "--trust-remote-code --write-model -h -o -q",
@@ -33,6 +33,8 @@ OPTIONS = {
     "--trust-remote-code -h -o",
     "check": "--accept --cache-dir --dtype --help --inputs --json --layers --local-files-only "
     "--numeric --revision --trust-remote-code -h",
+    "serve": "--cache-dir --cache-tokens --dtype --help --host --local-files-only --max-length "
+    "--max-requests --name --plan --port --revision --timeout --tp --trust-remote-code -h",
     "calibrate": "--help --output --quick -h -o",
     "schema": "--help -h",
 }

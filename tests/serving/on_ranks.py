@@ -17,7 +17,7 @@ from transformers import (
 
 import shardwright
 from shardwright.errors import UsageError
-from tests import planning
+from shardwright.planner.contract.plan_file import Plan
 
 PROMPTS = [[*range(3, 21), 7], [5, 6, 7], [*range(3, 20), 9, 8], [40, 30, 20, 10], [11] * 9]
 """Two of them begin alike for more than a page of the cache."""
@@ -35,9 +35,8 @@ COMMON: dict[str, Any] = {
     "eos_token_id": None,
 }
 CONFIGS = {
-    "fewer key heads than ranks": LlamaConfig(**COMMON, num_key_value_heads=1),
-    "uneven key heads": LlamaConfig(**COMMON, num_key_value_heads=3),
-    "sliding windows": MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=6),
+    "key heads that are shared": LlamaConfig(**COMMON, num_key_value_heads=2),
+    "sliding windows": MistralConfig(**COMMON, num_key_value_heads=1, sliding_window=6),
 }
 
 
@@ -46,11 +45,9 @@ def made(config: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
 
 
-def split(config: Any, **how: Any) -> Any:
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-    plan = planning.plan(made(config), tp=ranks, **how)
-    return shardwright.apply(made(config), plan, mesh)
+def split(config: Any, plan: str) -> Any:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    return shardwright.apply(made(config), Plan.from_json(plan), mesh)
 
 
 def generated(whole: Any) -> list[list[int]]:
@@ -74,18 +71,20 @@ def come_wait_and_leave(model: Any, want: list[list[int]]) -> None:
         assert one.generated_tokens == want[1]
 
 
-def main() -> None:
+def main(plans: dict[str, str], unproven: str) -> None:
+    """Compare the models by their plans; `unproven` is a plan without continuous batching."""
     dist.init_process_group("gloo")
     ids = torch.tensor([PROMPTS[0]])
     for name, config in CONFIGS.items():
         print(name, flush=True)
-        model, whole = split(config, continuous_batching=True), made(config)
+        model, whole = split(config, plans[name]), made(config)
         want = generated(whole)
         found = model.generate_batch(PROMPTS, ASKED, ContinuousBatchingConfig(**ROOM))
         assert [one.generated_tokens for one in found.values()] == want
         come_wait_and_leave(model, want)
         torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=0, atol=1e-9)
+    model = split(CONFIGS["sliding windows"], unproven)
     with pytest.raises(UsageError, match="not proven for continuous batching: plan it with"):
-        split(CONFIGS["sliding windows"]).generate_batch(PROMPTS, ASKED)
+        model.generate_batch(PROMPTS, ASKED)
     dist.barrier()
     dist.destroy_process_group()

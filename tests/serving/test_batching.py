@@ -18,11 +18,11 @@ from transformers import (
 from benchmarks.forked import run_forked
 from shardwright.errors import ModelError
 from shardwright.planner.api import as_planned
+from shardwright.planner.contract.names import PAGED
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.runs.batched_call import NotRead
-from shardwright.runtime.calls.batching import shared
-from shardwright.runtime.calls.paged import PAGED
+from shardwright.runtime.calls.batching import AT_ONCE, News, SentRequest, in_messages, shared
 from tests import planning
 from tests.marks import long
 
@@ -35,7 +35,13 @@ TINY = LlamaConfig(
 
 @pytest.mark.parametrize("ranks", [long(2), 3])
 def test_tokens_are_those_of_the_whole_model(ranks: int, tmp_path: Path) -> None:
-    for end in run_forked(ranks, on_ranks.main, (), tmp_path, limit=200):
+    models = {name: on_ranks.made(config) for name, config in on_ranks.CONFIGS.items()}
+    plans = {
+        name: planning.plan(model, tp=ranks, continuous_batching=True).to_json()
+        for name, model in models.items()
+    }
+    unproven = planning.plan(models["sliding windows"], tp=ranks).to_json()
+    for end in run_forked(ranks, on_ranks.main, (plans, unproven), tmp_path, limit=200):
         assert end.how == "well", (end.text, end.log)
 
 
@@ -45,8 +51,8 @@ def test_a_plan_is_proven_for_it_on_request() -> None:
     without, batches = ([call.state for call in plan.calls] for plan in plans)
     assert {PAGED: "TracedPagedCache"} in batches
     assert [state for state in batches if PAGED not in state] == without
-    placed = [{n: m.parameters for n, m in plan.modules.items()} for plan in plans]
-    assert placed[0] == placed[1] and any(placed[0].values())
+    placed = [{n: m.parameters for n, m in p.modules.items() if m.parameters} for p in plans]
+    assert placed[0] == placed[1] != {}
     again = Plan.from_json(plans[1].to_json())
     how = as_planned(again)
     assert how["continuous_batching"]
@@ -96,3 +102,12 @@ def test_ranks_share_the_memory_of_a_machine() -> None:
     ):
         assert shared(config, cpu, 4) is config
     assert shared(None, torch.device("cuda"), 4).max_memory_percent is None
+
+
+def test_many_tokens_are_sent_in_several_messages() -> None:
+    long_one = SentRequest("", [1] * (AT_ONCE - 1), False, False, 1, [2], 0, {"top_k": 1})
+    found = in_messages([long_one] * 5, ["gone"])
+    assert [len(news.requests) for news in found] == [2, 2, 1]
+    assert [news.more for news in found] == [True, True, False]
+    assert [news.cancelled for news in found] == [[], [], ["gone"]]
+    assert in_messages([], ["gone"]) == [News([], ["gone"], False)]

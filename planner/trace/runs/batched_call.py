@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import PAGED
 from shardwright.planner.graph.trace_sizes import TRACE_REQUESTS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.runs.run import Run
-from shardwright.runtime.calls.paged import KERNEL_LENGTHS, PAGED, batch_arguments
+from shardwright.runtime.calls.paged import KERNEL_LENGTHS, batch_arguments
 
 BATCHES = "init_continuous_batching"
 """The method of models that can batch continuously."""

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.names import PAGED, is_within
 from shardwright.planner.trace.data_queries import branch_paths
 from shardwright.planner.trace.runs.decoding import empty_cache, without_state
 from shardwright.planner.trace.state.attribute_contents import KeptContents
-from shardwright.runtime.calls.paged import PAGED, traced_cache
+from shardwright.runtime.calls.paged import traced_cache
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
