@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -61,17 +62,18 @@ def serve_on_rank(asked: Serving) -> None:
     """Load the model and answer requests until a signal ends the server. All ranks call it.
 
     Raises:
-        UsageError: the model has no tokenizer that can stream.
+        UsageError: the model has no tokenizer that can stream, or the port is taken.
         DistributedError: the ranks could not go on.
     """
     tokenizer = _tokenizer(asked)
+    opened = _listening(asked) if dist.get_rank() == 0 else None
     model = load(asked.model, Plan.from_json(asked.plan), **asked.how)
     manager = manager_of(model, asked)
     manager.warmup()  # makes the cache, and raises here if that fails
     manager.start()
     try:
-        if dist.get_rank() == 0:
-            _listen(model, manager, tokenizer, asked)
+        if opened is not None:
+            _answer(model, manager, tokenizer, opened, asked)
         else:
             manager._generation_thread.join()
     finally:
@@ -88,8 +90,10 @@ def _tokenizer(asked: Serving) -> Any:
     try:
         found: Any = AutoTokenizer.from_pretrained(asked.model, **how)
     except (OSError, ValueError, KeyError) as error:
-        text = str(error).strip().splitlines()[0]
-        raise UsageError(f"cannot read a tokenizer from {asked.model}: {text}") from error
+        raise UsageError(
+            f"{asked.model} has no tokenizer that transformers can read: save a fast one "
+            "(tokenizer.json) with the model"
+        ) from error
     if not getattr(found, "is_fast", False):
         raise UsageError(
             f"the tokenizer of {asked.model} is a {type(found).__name__}, which cannot stream: "
@@ -120,7 +124,23 @@ def manager_of(model: Any, asked: Serving) -> Any:
     return model.init_continuous_batching(draws, batching)
 
 
-def _listen(model: Any, manager: Any, tokenizer: Any, asked: Serving) -> None:
+def _listening(asked: Serving) -> socket.socket:
+    """Return the socket of the server.
+
+    Raises:
+        UsageError: it cannot listen there.
+    """
+    family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
+    try:
+        return socket.create_server((asked.host, asked.port), family=family)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0]
+        raise UsageError(f"cannot listen on {asked.host}:{asked.port}: {why}") from error
+
+
+def _answer(
+    model: Any, manager: Any, tokenizer: Any, opened: socket.socket, asked: Serving
+) -> None:
     """Answer requests until a signal, or until the manager ends."""
     import uvicorn
 
@@ -147,9 +167,7 @@ def _listen(model: Any, manager: Any, tokenizer: Any, asked: Serving) -> None:
         own.top_k or None,
     )
     app = make_app(Served(asked.name, engine, tokenizer, defaults, os.environ.get(KEY, "")))
-    server = uvicorn.Server(
-        uvicorn.Config(app, host=asked.host, port=asked.port, log_level="warning")
-    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -171,4 +189,4 @@ def _listen(model: Any, manager: Any, tokenizer: Any, asked: Serving) -> None:
 
     app.router.lifespan_context = lifespan
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when it has ended
-    server.run()
+    server.run(sockets=[opened])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -103,3 +104,14 @@ def test_what_cannot_be_served(run: Run, tiny: Path, tmp_path: Path) -> None:  #
     shardwright.plan(tiny, tp=2).save(file)
     assert "is not proven for continuous batching" in said(tiny, "--plan", file)
     assert "cannot read" in said(tiny, "--plan", tmp_path / "none.json")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said_by_server = subprocess.run(
+            [sys.executable, "-m", "shardwright", "serve", tiny, "--tp", "2", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert said_by_server.returncode == 2
+    wanted = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert wanted in said_by_server.stderr.splitlines()
