@@ -89,8 +89,9 @@ def test_only_models_that_generate_can() -> None:
 
 
 def test_lengths_for_kernels_are_not_for_models() -> None:
-    with pytest.raises(Unproven, match="lengths that are meant for kernels"):
-        NotRead()["full_attention"]
+    for read in (NotRead().__getitem__, NotRead().get):
+        with pytest.raises(Unproven, match="lengths that are meant for kernels"):
+            read("full_attention")
 
 
 def test_ranks_share_the_memory_of_a_machine() -> None:

@@ -28,6 +28,10 @@ class NotRead(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         raise Unproven("its code reads lengths that are meant for kernels of flash attention")
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """Refuse to be read."""
+        return self[key]
+
 
 def batched_call(module: nn.Module) -> Run:
     """Return a call of `module` that writes to a paged cache and reads from it.
