@@ -92,7 +92,7 @@ def make_app(served: Served) -> FastAPI:
     """Return the application."""
     app = FastAPI(title="Shardwright", docs_url=None, redoc_url=None, openapi_url=None)
     engine, metrics = served.engine, served.engine.metrics
-    created = int(time.time())
+    created, encoding = int(time.time()), asyncio.Lock()
 
     @app.middleware("http")
     async def guarded(
@@ -136,7 +136,8 @@ def make_app(served: Served) -> FastAPI:
         return await answer(request, http, CHAT)
 
     async def answer(request: Completion | Chat, http: HTTPRequest, form: Form) -> Response:
-        asked = await asyncio.to_thread(served.asked, request)
+        async with encoding:  # fast tokenizers do not encode in two threads at once
+            asked = await asyncio.to_thread(served.asked, request)
         engine.admit(asked)
         head = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",

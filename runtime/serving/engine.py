@@ -130,6 +130,7 @@ class Engine:
             "top_p": 1.0 if greedy else float(asked.top_p),
         }
         self.running.add(name)
+        end = asyncio.get_running_loop().time() + self.limits.seconds
         text, finish = Text(self.tokenizer, asked.stops), None
         try:
             with self.metrics.request(len(asked.tokens)) as seen:
@@ -142,18 +143,19 @@ class Engine:
                     streaming=True,
                     **how,
                 )
-                async with asyncio.timeout(self.limits.seconds):
-                    while finish is None:
+                while finish is None:
+                    # Not around the yield: there a timeout would cancel whatever the caller awaits.
+                    async with asyncio.timeout_at(end):
                         output = await outputs.get()
-                        if output.error is not None:
-                            raise Refused(500, f"the request failed: {output.error}")
-                        new = output.generated_tokens[text.tokens :]
-                        seen(len(new))
-                        finish = self._finish(output)
-                        more = text.add(new, last=finish is not None)
-                        finish = "stop" if text.stopped else finish
-                        if more or finish:
-                            yield Piece(more, text.tokens, finish)
+                    if output.error is not None:
+                        raise Refused(500, f"the request failed: {output.error}")
+                    new = output.generated_tokens[text.tokens :]
+                    seen(len(new))
+                    finish = self._finish(output)
+                    more = text.add(new, last=finish is not None)
+                    finish = "stop" if text.stopped else finish
+                    if more or finish:
+                        yield Piece(more, text.tokens, finish)
         except TimeoutError:
             seconds = f"{self.limits.seconds:g}"
             raise Refused(504, f"the request was not done in {seconds} seconds") from None
