@@ -18,8 +18,8 @@ import torch
 from openai import APIConnectionError, APIStatusError, OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import shardwright
 from benchmarks.demo_launch import free_port
+from tests import planning
 from tests.cli.conftest import Run, run  # noqa: F401 a fixture
 from tests.serving.tiny import save_tiny
 
@@ -66,7 +66,7 @@ def ask(client: OpenAI, model: Path, **more: Any) -> Any:
 
 def test_two_ranks_answer_and_end_after_their_requests(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    shardwright.plan(tiny, tp=2, objective="memory", continuous_batching=True).save(file)
+    planning.plan(tiny, tp=2, continuous_batching=True).save(file)
     model: Any = AutoModelForCausalLM.from_pretrained(tiny)
     words = AutoTokenizer.from_pretrained(tiny)
     ids = torch.tensor([words("the quick fox")["input_ids"]])
@@ -101,7 +101,7 @@ def test_what_cannot_be_served(run: Run, tiny: Path, tmp_path: Path) -> None:  #
 
     assert "give the number of ranks with --tp, or a plan with --plan" in said(tiny)
     file = tmp_path / "plan.json"
-    shardwright.plan(tiny, tp=2).save(file)
+    planning.plan(tiny, tp=2).save(file)
     assert "is not proven for continuous batching" in said(tiny, "--plan", file)
     assert "cannot read" in said(tiny, "--plan", tmp_path / "none.json")
     with socket.create_server(("127.0.0.1", 0)) as taken:
