@@ -70,6 +70,7 @@ end_to_end/test_examples.py::test_example[generate]
 end_to_end/test_examples.py::test_example[lora]
 end_to_end/test_examples.py::test_example[trainer]
 end_to_end/test_exports.py::test_a_wrong_table_is_seen
+end_to_end/test_exports.py::test_torch_runs_what_is_written_for_it
 end_to_end/test_exports.py::test_transformers_carries_out_a_whole_plan
 end_to_end/test_loops.py::test_adapters
 end_to_end/test_loops.py::test_trainer[2]
@@ -77,6 +78,7 @@ end_to_end/test_loops.py::test_trainer[4]
 end_to_end/test_quantized.py::test_equal_to_one_process[fused and tied-int4-3]
 end_to_end/test_quantized.py::test_equal_to_one_process[mixture-int4-3]
 end_to_end/test_quantized.py::test_explain_says_where_cuts_fall
+end_to_end/test_quantized.py::test_saved_as_stored[fp8]
 end_to_end/test_quantized.py::test_saved_as_stored[int4]
 end_to_end/test_quantized.py::test_saved_dense
 end_to_end/test_random_numbers.py::test_ranks_draw_what_the_unsplit_model_draws
@@ -84,7 +86,9 @@ end_to_end/test_stock.py::test_fsdp2_clipping_and_distributed_checkpoints
 end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused[masked/bert-3-last_hidden_state]
 end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused[masked/bert-3-lora_before_splitting]
 end_to_end/test_whole_model.py::test_compiled_equals_eager
+end_to_end/test_whole_model.py::test_decode_steps_are_one_compiled_graph
 faults/test_blame.py::test_all_name_the_one_that_died[0]
+faults/test_kills.py::test_a_rank_is_killed[0]
 faults/test_long_run.py::test_nothing_grows
 faults/test_orphans.py::test_check_leaves_no_ranks[SIGTERM]
 faults/test_restart.py::test_ranks_start_again_after_one_was_killed[0]
@@ -125,6 +129,7 @@ planner/test_multimodal.py::test_generate_with_a_cache[llava-False]
 planner/test_multimodal.py::test_generate_with_a_cache[paligemma-False]
 planner/test_multimodal.py::test_generate_with_a_cache[qwen2_5_vl-True]
 planner/test_multimodal.py::test_split_and_equal[clip]
+planner/test_multimodal.py::test_split_and_equal[llava]
 planner/test_multimodal.py::test_split_and_equal[paligemma]
 planner/test_multimodal.py::test_split_and_equal[qwen2_5_vl]
 planner/test_multimodal.py::test_split_and_equal[whisper]
