@@ -84,7 +84,7 @@ def serve(
     if on_gpus:  # before NCCL starts: transformers captures graphs
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
     say(f"Loading {model} on {plan.world_size} ranks")
-    with _ends_in_order():
+    with _answers_first():
         run_processes(plan.world_size, serve_on_rank, asked, on_gpus=on_gpus)
 
 
@@ -137,7 +137,7 @@ def _on_gpus(plan: Plan) -> bool:
 
 
 @contextmanager
-def _ends_in_order() -> Iterator[None]:
+def _answers_first() -> Iterator[None]:
     """Inside, the first SIGTERM or SIGINT ends the server after its requests; a second, at once."""
     from shardwright.planner.on_ranks.launch import RANK
 

@@ -33,7 +33,6 @@ from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.batching import init_continuous_batching
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
-from shardwright.runtime.calls.paged import HOW_TO_BATCH
 from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.names_in_code import names_in
@@ -211,11 +210,8 @@ class RootModule(LocalModule):
             UsageError: the plan is not proven for continuous batching.
         """
         model: Any = self._shardwright.model
-        if model.proven is not None and not model.proven.pages:
-            raise UsageError(
-                f"the plan of {type(self).__name__} is not proven for continuous batching: "
-                f"{HOW_TO_BATCH}"
-            )
+        if model.proven is not None:
+            model.proven.check_batches()
         own: Any = super()
         make = partial(
             own.init_continuous_batching, generation_config, workload_hints=workload_hints

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.names import PAGED
-from shardwright.runtime.calls.paged import batch_arguments, traced_cache
+from shardwright.runtime.calls.paged import attention_kinds, batch_arguments, traced_cache
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import gather
 
@@ -189,10 +189,8 @@ def local_heads(model: Any) -> int:
     Raises:
         UsageError: layers differ.
     """
-    from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
-
-    kinds = [*group_layers_by_attn_type(model.config.get_text_config())]
     sizes: dict[str, Any] = {"tokens": 1, "read": 1, "requests": 1}
+    kinds = attention_kinds(model)
     one = batch_arguments(kinds, **sizes, dtype=model.dtype, device=model.device)
     cache = traced_cache(model)
     with torch.no_grad():

@@ -17,8 +17,6 @@ KERNEL_LENGTHS = ("max_length_q", "max_length_k")
 """Integers beside a paged cache that vary from call to call. In a traced call no code reads them;
 only kernels of flash attention do."""
 
-HOW_TO_BATCH = "plan it with continuous_batching=True (--continuous-batching)"
-
 CLASSES = ("PagedAttentionCache", "TracedPagedCache")
 """The classes of paged caches: that of transformers, and the one that stands for it in a trace."""
 
@@ -29,6 +27,17 @@ ROWS = 41
 def is_paged(value: Any) -> bool:
     """Whether `value` is a paged cache."""
     return type(value).__name__ in CLASSES
+
+
+def attention_kinds(model: Any) -> list[str]:
+    """The kinds of attention of `model`, each of which has an index and a mask.
+
+    Raises:
+        ValueError: continuous batching does not know one of them.
+    """
+    from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
+
+    return [*group_layers_by_attn_type(model.config.get_text_config())]
 
 
 def batch_arguments(

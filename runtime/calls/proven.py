@@ -26,7 +26,7 @@ from shardwright.planner.contract.plain_values import (
     is_on,
 )
 from shardwright.planner.contract.plan_file import TracedCall
-from shardwright.runtime.calls.paged import HOW_TO_BATCH, KERNEL_LENGTHS, is_paged
+from shardwright.runtime.calls.paged import KERNEL_LENGTHS, is_paged
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, returned
 
@@ -159,7 +159,8 @@ class ProvenCalls:
                 or an argument is missing that every call had.
         """
         if is_paged(given.get(PAGED)):
-            given = self._without_pages(given)
+            self.check_batches()
+            given = {n: v for n, v in given.items() if n not in (PAGED, *KERNEL_LENGTHS)}
         if self.state and not self.several:
             self._check_tokens(given)
         for name in self.off:
@@ -181,18 +182,17 @@ class ProvenCalls:
             self.checked[kind] = known
         return known
 
-    def _without_pages(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of continuous batching, but for those of its cache.
+    def check_batches(self) -> None:
+        """Check that continuous batching is proven.
 
         Raises:
-            UsageError: no such call is proven.
+            UsageError: it is not.
         """
         if not self.pages:
             raise UsageError(
-                f"{self.model} is given a paged cache, and its plan is not proven for continuous "
-                f"batching: {HOW_TO_BATCH}"
+                f"the plan of {self.model} is not proven for continuous batching: plan it with "
+                "continuous_batching=True (--continuous-batching)"
             )
-        return {n: value for n, value in given.items() if n not in (PAGED, *KERNEL_LENGTHS)}
 
     def _kind(self, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """What decides whether a call is proven; None if the content of an argument does, too."""

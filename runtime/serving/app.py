@@ -170,10 +170,14 @@ def make_app(served: Served) -> FastAPI:
 
 
 def failure(status: int, message: str, param: str | None = None) -> JSONResponse:
+    """An error as an answer."""
+    return JSONResponse(said(status, message, param), status)
+
+
+def said(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     """An error as OpenAI's API writes it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": message, "type": kind, "param": param, "code": None}
-    return JSONResponse({"error": error}, status)
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,7 @@ async def streamed(
             async for last in pieces:
                 yield line(choice(form.delta(last.text), last.finish))
     except Refused as error:
-        yield event(json.loads(bytes(failure(error.status, str(error)).body)))
+        yield event(said(error.status, str(error)))
         return
     if counts:
         yield line([], usage=usage(asked, last))

@@ -16,7 +16,7 @@ from shardwright.planner.contract.names import PAGED
 from shardwright.planner.graph.trace_sizes import TRACE_REQUESTS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.runs.run import Run
-from shardwright.runtime.calls.paged import KERNEL_LENGTHS, batch_arguments
+from shardwright.runtime.calls.paged import KERNEL_LENGTHS, attention_kinds, batch_arguments
 
 BATCHES = "init_continuous_batching"
 """The method of models that can batch continuously."""
@@ -42,7 +42,11 @@ def batched_call(module: nn.Module) -> Run:
     config: Any = getattr(module, "config", None)
     if not hasattr(module, BATCHES):
         raise ModelError(f"{type(module).__name__} has no {BATCHES}: it cannot batch continuously")
-    kinds, attention = _attention_kinds(config.get_text_config()), config._attn_implementation
+    try:
+        kinds = attention_kinds(module)
+    except ValueError as error:
+        raise ModelError(f"transformers cannot batch this model continuously: {error}") from error
+    attention = config._attn_implementation
     if attention != "sdpa":
         raise ModelError(
             f"the attention of {type(module).__name__} is '{attention}', and continuous batching "
@@ -61,12 +65,3 @@ def batched_call(module: nn.Module) -> Run:
     if selects():
         given["logits_to_keep"] = torch.empty_like(given["logits_indices"])
     return Run("", (), given, priced=False, fills=PAGED)
-
-
-def _attention_kinds(config: Any) -> list[str]:
-    from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
-
-    try:
-        return [*group_layers_by_attn_type(config)]
-    except ValueError as error:
-        raise ModelError(f"transformers cannot batch this model continuously: {error}") from error
