@@ -202,9 +202,10 @@ class Text:
         new = (self.stream.step(self.backend, token) for token in tokens)
         text = self.held_back + "".join(part for part in new if part)
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        self.stopped = bool(found)
         back = 0 if last else max((beginning(text, stop) for stop in self.stops), default=0)
-        end = min(found, default=len(text) - back)
+        open_end = len(text) - back  # a stop that begins here may end in the next tokens
+        end = min(*found, open_end) if found else open_end
+        self.stopped = bool(found) and min(found) <= open_end
         self.held_back = text[end:]
         return text[:end]
 

@@ -44,6 +44,12 @@ def test_special_tokens_have_no_text() -> None:
     assert Text(WORDS, []).add([0, *WORDS("fox")["input_ids"], 1], last=True) == "fox"
 
 
+def test_a_longer_stop_that_begins_earlier_is_waited_for() -> None:
+    text = Text(WORDS, ["e", " e "])
+    assert text.add(WORDS(" e")["input_ids"], last=False) == "" and not text.stopped
+    assert text.add(WORDS(" ")["input_ids"], last=False) == "" and text.stopped
+
+
 def test_what_may_become_a_stop_is_held_back() -> None:
     assert beginning("say sto", "stop") == 3
     assert beginning("say stop", "stop") == 0
