@@ -44,7 +44,7 @@ def test_mutated_quantized_checkpoints() -> None:
 
 def test_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, from where the campaign went
-    for kind, tally in commands.campaign(20, 7):
+    for kind, tally in commands.campaign(10, 7):
         assert tally.ok, (kind, tally.cases)
 
 
