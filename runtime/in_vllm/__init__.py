@@ -1,0 +1,1 @@
+"""A plan inside vLLM: its plugin, and the model class that the plugin registers."""

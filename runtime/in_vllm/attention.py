@@ -1,0 +1,254 @@
+"""What computes attention in a call of a split model: transformers' own function, or vLLM.
+
+Modules of transformers look up by name a function for attention, and one for masks. `intercept`
+puts ours in front of both. They do what transformers' do unless a call runs within `attending`.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shardwright.errors import UsageError
+
+KIND = "sdpa"
+"""The name of the functions of transformers that stand for attention in vLLM."""
+
+UNKNOWN = ("position_bias", "softcap", "s_aux")
+"""Arguments of attention that we do not give to vLLM."""
+
+FAR = 1 << 17
+"""The most tokens of which we ask which of them the last one sees."""
+
+
+class Attends(ABC):
+    """What computes attention in a call."""
+
+    @abstractmethod
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, how: Any) -> Tensor:
+        """Return the output [batch, tokens, heads, width] for three [batch, heads, tokens, width].
+
+        Args:
+            module: The module that attends.
+            query: Queries.
+            key: Keys, of fewer heads if several query heads share one.
+            value: Values.
+            how: The other arguments by name.
+        """
+
+    @abstractmethod
+    def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> Tensor | None:
+        """Return the mask that modules are given, which `own` makes of the arguments `how`."""
+
+
+ATTENDS: ContextVar[Attends | None] = ContextVar("ATTENDS", default=None)
+
+
+@contextmanager
+def attending(attends: Attends) -> Iterator[None]:
+    """Let `attends` compute attention meanwhile."""
+    before = ATTENDS.set(attends)
+    try:
+        yield
+    finally:
+        ATTENDS.reset(before)
+
+
+@functools.cache
+def intercept() -> None:
+    """Put our functions in front of transformers', in this process."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **how: Any,
+    ) -> tuple[Tensor, None]:
+        attends = ATTENDS.get()
+        if attends is None:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **how)
+        how["attention_mask"] = attention_mask
+        return attends.attend(module, query, key, value, how), None
+
+    def mask(**how: Any) -> Tensor | None:
+        attends, own = ATTENDS.get(), sdpa_mask
+        return own(**how) if attends is None else attends.mask(own, how)
+
+    AttentionInterface.register(KIND, attend)
+    AttentionMaskInterface.register(KIND, mask)
+
+
+class LayerAttention(NamedTuple):
+    """What a module asks of attention.
+
+    Attributes:
+        heads: The number of query heads of this rank.
+        key_heads: The number of key heads of this rank.
+        width: The width of a head.
+        scale: The factor of queries times keys.
+        window: How many tokens a token sees, itself among them; None for all before it.
+    """
+
+    heads: int
+    key_heads: int
+    width: int
+    scale: float
+    window: int | None
+
+
+@dataclass
+class Seen(Attends):
+    """Computes attention of one request, and notes what each layer asks.
+
+    Attributes:
+        longest: The most tokens of a request.
+        layers: What each layer asks, by its number.
+        masks: The masks that were made, and what says whether one token sees another.
+    """
+
+    longest: int
+    layers: dict[int, LayerAttention] = field(default_factory=dict)
+    masks: list[tuple[Tensor, Callable[..., Any]]] = field(default_factory=list)
+
+    def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> Tensor | None:
+        """Make a mask, also where attention needs none because it is causal."""
+        made = own(**how | {"allow_is_causal_skip": False})
+        assert made is not None
+        self.masks.append((made, how["mask_function"]))
+        return made
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, how: Any) -> Tensor:
+        """Attend to the tokens that the module sees.
+
+        Raises:
+            UsageError: vLLM would attend otherwise.
+        """
+        name, layer, width = type(module).__name__, module.layer_idx, query.shape[-1]
+        if layer in self.layers:
+            raise UsageError(
+                f"{name} attends twice as layer {layer}, and vLLM keeps one key for it"
+            )
+        more = [n for n in UNKNOWN if how.get(n) is not None]
+        if more or how.get("dropout"):
+            raise UsageError(f"{name} attends with '{(*more, 'dropout')[0]}', and vLLM does not")
+        if key.shape[-1] != width or value.shape[-1] > width:
+            raise UsageError(
+                f"{name} has keys of width {width} and values of {value.shape[-1]}: vLLM's cache has "
+                "one width for both"
+            )
+        scale = how.get("scaling")
+        scale = float(width**-0.5 if scale is None else scale)
+        window = self._window(name, how["attention_mask"], query.shape[2])
+        asked = LayerAttention(query.shape[1], key.shape[1], width, scale, window)
+        self.layers[layer] = asked
+        return within_requests(asked, [query.shape[2]], query, key, value)
+
+    def _window(self, name: str, mask: Tensor | None, tokens: int) -> int | None:
+        """Return the window of a mask.
+
+        Raises:
+            UsageError: it is neither causal nor a causal window.
+        """
+        if mask is None:
+            return None
+        for made, sees in self.masks:
+            if mask is made:
+                places = torch.arange(min(self.longest, FAR))
+                zero, last = torch.zeros((), dtype=torch.int64), places[-1]
+                seen = torch.as_tensor(sees(zero, zero, last, places)).expand(len(places))
+                count = int(seen.sum())
+                if bool(seen[-count:].all()) and not bool(
+                    sees(zero, zero, places[0], places[1:]).any()
+                ):
+                    return None if count == len(places) else count
+                raise UsageError(f"{name} attends to other tokens than all before one or a window")
+        sees = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
+        if not torch.equal(
+            (mask if mask.dtype == torch.bool else mask == 0).expand(1, 1, tokens, tokens)[0, 0],
+            sees,
+        ):
+            raise UsageError(f"{name} makes a mask of its own, which vLLM does not see")
+        return None
+
+
+def within_requests(
+    asked: LayerAttention, lengths: Sequence[int], query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Return attention [1, tokens, heads, width] of requests that share a row.
+
+    Args:
+        asked: What the layer asks.
+        lengths: The lengths of the requests.
+        query: Queries [1, heads, tokens, width].
+        key: Keys, of fewer heads if several query heads share one.
+        value: Values.
+    """
+    outputs = []
+    for q, k, v in zip(*(x.split(list(lengths), 2) for x in (query, key, value)), strict=True):
+        back = torch.arange(q.shape[2], device=q.device)
+        back = back[:, None] - back
+        sees = back >= 0 if asked.window is None else (back >= 0) & (back < asked.window)
+        times = q.shape[1] // max(k.shape[1], 1)
+        k, v = (x.repeat_interleave(times, 1) for x in (k, v))
+        outputs.append(F.scaled_dot_product_attention(q, k, v, sees, scale=asked.scale))
+    return torch.cat(outputs, 2).transpose(1, 2)
+
+
+@dataclass
+class WithinRequests(Attends):
+    """Computes attention of several requests that share a row.
+
+    Attributes:
+        layers: What each layer asks, by its number.
+        lengths: The lengths of the requests.
+    """
+
+    layers: Mapping[int, LayerAttention]
+    lengths: Sequence[int]
+
+    def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> None:
+        """Make none."""
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, how: Any) -> Tensor:
+        """Attend within each request."""
+        return within_requests(self.layers[module.layer_idx], self.lengths, query, key, value)
+
+
+@dataclass
+class InVllm(Attends):
+    """Computes attention with layers of vLLM, which have the KV cache.
+
+    Attributes:
+        layers: vLLM's layers, by number. They may have more heads than this rank, and wider values:
+            the rest is zeros.
+    """
+
+    layers: Mapping[int, Any]
+
+    def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> None:
+        """Make none: vLLM knows which tokens are of which request."""
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, how: Any) -> Tensor:
+        """Let the layer of the module attend."""
+        layer, tokens, heads = self.layers[module.layer_idx], query.shape[2], query.shape[1]
+        width, own = query.shape[-1], value.shape[-1]
+        sizes = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+        rows = (
+            F.pad(x[0].transpose(0, 1), (0, width - x.shape[-1], 0, size - x.shape[1])).flatten(1)
+            for x, size in zip((query, key, value), sizes, strict=True)
+        )
+        return layer(*rows).view(1, tokens, layer.num_heads, width)[:, :, :heads, :own]

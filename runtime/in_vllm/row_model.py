@@ -1,0 +1,132 @@
+"""`RowModel`: a split model that takes tokens of several requests in one row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+from shardwright.runtime.in_vllm.attention import (
+    KIND,
+    Attends,
+    LayerAttention,
+    Seen,
+    WithinRequests,
+    attending,
+    intercept,
+)
+from shardwright.runtime.in_vllm.head import Head
+
+LENGTHS = [5, 3]
+"""The lengths of two requests with which a model is compared with itself."""
+
+
+class RowModel:
+    """Calls a split causal language model with requests in one row. All ranks make one.
+
+    Its layers tell apart requests in attention alone, which somebody else computes.
+
+    Args:
+        split: The split model.
+        unsplit: The same model, unsplit and without weights. Its parts are replaced.
+        longest: The most tokens of a request.
+
+    Attributes:
+        layers: What each layer asks of attention on this rank, by its number.
+
+    Raises:
+        UsageError: the model does not attend by functions that can be replaced, or its logits for
+            requests in one row are not those for each alone.
+    """
+
+    def __init__(self, split: Any, unsplit: Any, longest: int) -> None:
+        name, kind = type(unsplit).__name__, split.config._attn_implementation
+        if kind != KIND:
+            raise UsageError(f"the attention of {name} is '{kind}', and vLLM can replace '{KIND}'")
+        intercept()
+        self.split, self.output = split, None
+        base = _base_of(split)
+        split.get_submodule(base).register_forward_hook(self._keep)
+        self.head = Head(unsplit, split, base)
+        self.layers = self._seen(name, longest)
+
+    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.output = output
+
+    def hidden(self, attends: Attends, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return hidden states [tokens, width] of the tokens [tokens] of all requests.
+
+        Args:
+            attends: What computes attention.
+            tokens: The tokens.
+            positions: The place of each token in its request.
+        """
+        with attending(attends):
+            self.split(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=1,
+            )
+        return self.output.last_hidden_state[0]  # pyright: ignore[reportOptionalMemberAccess]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [rows, words] of hidden states [rows, width]."""
+        return self.head.logits(hidden, self.output)
+
+    def _seen(self, name: str, longest: int) -> dict[int, LayerAttention]:
+        """Return what each layer asks of attention, and compare the model with itself."""
+        places = [torch.arange(n, device=self.split.device) for n in LENGTHS]
+        requests, alone, seen = [1 + each for each in places], [], Seen(longest)
+        with torch.no_grad():
+            for tokens in requests:
+                alone.append(self.split(input_ids=tokens[None], use_cache=False).logits[0])
+            with attending(seen):
+                first = self.split(input_ids=requests[0][None], use_cache=False).logits[0]
+            if not seen.layers:
+                raise UsageError(f"{name} does not look up its attention: vLLM cannot replace it")
+            both = WithinRequests(seen.layers, LENGTHS)
+            together = self.hidden(both, torch.cat(requests), torch.cat(places))
+            found = self.logits(together).split(LENGTHS)
+        if not all(map(_near, (first, *found), (alone[0], *alone))):
+            raise UsageError(
+                f"{name} computes other logits for requests that share a row, as they do in vLLM: "
+                "its code mixes tokens outside of attention"
+            )
+        return seen.layers
+
+
+def _base_of(model: Any) -> str:
+    """Return the path of the module that gives hidden states: the outermost that is called.
+
+    Raises:
+        UsageError: none does.
+    """
+    paths: list[str] = []
+    hooks = [
+        module.register_forward_hook(
+            lambda _, __, output, path=path: (
+                paths.append(path) if hasattr(output, "last_hidden_state") else None
+            )
+        )
+        for path, module in model.named_modules()
+        if path
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    if not paths:
+        raise UsageError(f"no module of {type(model).__name__} gives 'last_hidden_state' to vLLM")
+    return paths[-1]
+
+
+def _near(mine: Tensor, own: Tensor) -> bool:
+    """Whether logits [tokens, words] are equal but for rounding."""
+    exact = own.dtype in (torch.float32, torch.float64)
+    bound = (1e-3 if exact else 5e-2) * own.abs().amax(-1)
+    near = (mine - own).abs().amax(-1) <= bound
+    # With fewer digits, a token may be routed to other experts.
+    return bool(near.float().mean() >= (1.0 if exact else 0.5))
