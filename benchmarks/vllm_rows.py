@@ -30,7 +30,7 @@ from torch.nn import functional as F
 import shardwright
 from benchmarks.zoo import write
 from benchmarks.zoo_case import build
-from shardwright.errors import ShardwrightError, UsageError
+from shardwright.errors import ShardwrightError
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.in_vllm.attention import Attends, LayerAttention
 from shardwright.runtime.in_vllm.row_model import RowModel
@@ -71,7 +71,7 @@ class Kept(Attends):
             times = q.shape[1] // max(k.shape[1], 1)
             k, v = (x.repeat_interleave(times, 1) for x in (k, v))
             outputs.append(F.scaled_dot_product_attention(q, k, v, sees, scale=asked.scale))
-        return torch.cat(outputs, 2).transpose(1, 2)
+        return torch.cat(outputs, 2).transpose(1, 2).contiguous()
 
 
 def generated(model: RowModel) -> list[list[int]]:

@@ -125,8 +125,9 @@ class Seen(Attends):
     masks: list[tuple[Tensor, Callable[..., Any]]] = field(default_factory=list)
 
     def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> Tensor | None:
-        """Make a mask, also where attention needs none because it is causal."""
-        made = own(**how | {"allow_is_causal_skip": False})
+        """Make a mask, also where attention could do without."""
+        always = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        made = own(**how | always)
         assert made is not None
         self.masks.append((made, how["mask_function"]))
         return made
@@ -147,42 +148,41 @@ class Seen(Attends):
             raise UsageError(f"{name} attends with '{(*more, 'dropout')[0]}', and vLLM does not")
         if key.shape[-1] != width or value.shape[-1] > width:
             raise UsageError(
-                f"{name} has keys of width {width} and values of {value.shape[-1]}: vLLM's cache has "
-                "one width for both"
+                f"{name} has keys of width {width} and values of {value.shape[-1]}: vLLM's cache "
+                "has one width for both"
             )
         scale = how.get("scaling")
         scale = float(width**-0.5 if scale is None else scale)
-        window = self._window(name, how["attention_mask"], query.shape[2])
+        causal = how.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        window = self._window(name, how["attention_mask"], causal)
         asked = LayerAttention(query.shape[1], key.shape[1], width, scale, window)
         self.layers[layer] = asked
         return within_requests(asked, [query.shape[2]], query, key, value)
 
-    def _window(self, name: str, mask: Tensor | None, tokens: int) -> int | None:
-        """Return the window of a mask.
+    def _window(self, name: str, mask: Tensor | None, causal: bool) -> int | None:
+        """Return the window of a mask, or None if a token sees all before it.
 
         Raises:
-            UsageError: it is neither causal nor a causal window.
+            UsageError: it is neither causal nor a causal window, or not of transformers' making.
         """
-        if mask is None:
+        if mask is None and causal:
             return None
-        for made, sees in self.masks:
-            if mask is made:
-                places = torch.arange(min(self.longest, FAR))
-                zero, last = torch.zeros((), dtype=torch.int64), places[-1]
-                seen = torch.as_tensor(sees(zero, zero, last, places)).expand(len(places))
-                count = int(seen.sum())
-                if bool(seen[-count:].all()) and not bool(
-                    sees(zero, zero, places[0], places[1:]).any()
-                ):
-                    return None if count == len(places) else count
-                raise UsageError(f"{name} attends to other tokens than all before one or a window")
-        sees = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
-        if not torch.equal(
-            (mask if mask.dtype == torch.bool else mask == 0).expand(1, 1, tokens, tokens)[0, 0],
-            sees,
-        ):
+        sees = next((sees for made, sees in self.masks if mask is made), None)
+        if sees is None:
             raise UsageError(f"{name} makes a mask of its own, which vLLM does not see")
-        return None
+        places, zero = torch.arange(min(self.longest, FAR)), torch.zeros((), dtype=torch.int64)
+
+        def seen_by(place: int) -> Tensor:
+            return torch.as_tensor(sees(zero, zero, places[place], places)).expand(len(places))
+
+        last = len(places) - 1
+        window = int(seen_by(last).sum())
+        for place in {0, 1, window, window + 1, last // 2, last - 1, last}:
+            at = min(place, last)
+            if not torch.equal(seen_by(at), (places <= at) & (places > at - window)):
+                raise UsageError(f"{name} attends to other tokens than all before one or a window")
+        return window if window <= last else None
 
 
 def within_requests(
@@ -205,7 +205,7 @@ def within_requests(
         times = q.shape[1] // max(k.shape[1], 1)
         k, v = (x.repeat_interleave(times, 1) for x in (k, v))
         outputs.append(F.scaled_dot_product_attention(q, k, v, sees, scale=asked.scale))
-    return torch.cat(outputs, 2).transpose(1, 2)
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous()
 
 
 @dataclass
@@ -251,4 +251,4 @@ class InVllm(Attends):
             F.pad(x[0].transpose(0, 1), (0, width - x.shape[-1], 0, size - x.shape[1])).flatten(1)
             for x, size in zip((query, key, value), sizes, strict=True)
         )
-        return layer(*rows).view(1, tokens, layer.num_heads, width)[:, :, :heads, :own]
+        return layer(*rows).view(1, tokens, layer.num_heads, width)[:, :, :heads, :own].contiguous()

@@ -12,9 +12,20 @@ from shardwright.errors import UsageError
 
 
 class Given(nn.Module):
-    """In place of a base model: gives the output that it is given."""
+    """In place of a base model: gives the output that it is given.
+
+    Args:
+        module: The base model, whose other attributes are read.
+    """
 
     output: Any
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        vars(self)["of"] = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["of"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return `output`."""
@@ -46,7 +57,7 @@ class Head:
     """
 
     def __init__(self, unsplit: nn.Module, split: nn.Module, base: str) -> None:
-        self.model, self.base = unsplit, Given()
+        self.model, self.base = unsplit, Given(split.get_submodule(base))
         path, around = base.split("."), unsplit
         for depth, name in enumerate(path):
             tensors = (*around._parameters, *around._buffers)

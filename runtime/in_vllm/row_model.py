@@ -79,21 +79,30 @@ class RowModel:
     def _seen(self, name: str, longest: int) -> dict[int, LayerAttention]:
         """Return what each layer asks of attention, and compare the model with itself."""
         places = [torch.arange(n, device=self.split.device) for n in LENGTHS]
-        requests, alone, seen = [1 + each for each in places], [], Seen(longest)
+        requests, seen = [1 + each for each in places], Seen(longest)
+
+        def alone(tokens: Tensor) -> Tensor:
+            return self.split(input_ids=tokens[None], use_cache=False).logits[0]
+
         with torch.no_grad():
-            for tokens in requests:
-                alone.append(self.split(input_ids=tokens[None], use_cache=False).logits[0])
+            own = list(map(alone, requests))
             with attending(seen):
-                first = self.split(input_ids=requests[0][None], use_cache=False).logits[0]
+                first = alone(requests[0])
             if not seen.layers:
                 raise UsageError(f"{name} does not look up its attention: vLLM cannot replace it")
-            both = WithinRequests(seen.layers, LENGTHS)
-            together = self.hidden(both, torch.cat(requests), torch.cat(places))
-            found = self.logits(together).split(LENGTHS)
-        if not all(map(_near, (first, *found), (alone[0], *alone))):
+            if not _near(first, own[0]):
+                raise UsageError(f"{name} attends otherwise than vLLM would")
+            try:
+                both = WithinRequests(seen.layers, LENGTHS)
+                row = self.hidden(both, torch.cat(requests), torch.cat(places))
+                found = self.logits(row).split(LENGTHS)
+            except Exception as error:  # whatever its code raises that was not made for it
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise UsageError(f"{name} cannot take requests in one row: {text:.200}") from error
+        if not all(map(_near, found, own)):
             raise UsageError(
-                f"{name} computes other logits for requests that share a row, as they do in vLLM: "
-                "its code mixes tokens outside of attention"
+                f"{name} computes other logits for requests in one row, as vLLM gives them: its "
+                "code mixes tokens outside of attention, or counts positions otherwise"
             )
         return seen.layers
 
