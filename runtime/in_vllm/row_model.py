@@ -113,15 +113,18 @@ def _base_of(model: Any) -> str:
     Raises:
         UsageError: none does.
     """
+    from transformers import PreTrainedModel
+
     paths: list[str] = []
+
+    def note(path: str, output: Any) -> None:
+        if hasattr(output, "last_hidden_state"):
+            paths.append(path)
+
+    inner = {n: m for n, m in model.named_modules() if n and isinstance(m, PreTrainedModel)}
     hooks = [
-        module.register_forward_hook(
-            lambda _, __, output, path=path: (
-                paths.append(path) if hasattr(output, "last_hidden_state") else None
-            )
-        )
-        for path, module in model.named_modules()
-        if path
+        module.register_forward_hook(lambda _, __, output, path=path: note(path, output))
+        for path, module in inner.items()
     ]
     with torch.no_grad():
         model(input_ids=torch.ones(1, 1, dtype=torch.int64, device=model.device), use_cache=False)

@@ -124,7 +124,10 @@ def _not_in_torch(table: Mapping[str, str]) -> str | None:
 def _not_in_vllm(table: Mapping[str, str]) -> str | None:
     for key, style in table.items():
         if style not in (IN_VLLM if "*" in key else IN_VLLM | BY_VLLM) | {WHOLE}:
-            return f"'{style}', for {key}, is not exported for vLLM, which was not run with it"
+            return (
+                f"'{style}', for {key}, is not exported for vLLM, which gives attention a rank's "
+                "heads: let vLLM take the plan itself (SHARDWRIGHT_PLAN)"
+            )
     return None
 
 
