@@ -55,8 +55,8 @@ class Attention(nn.Module):
             self.config._attn_implementation or "sdpa", nn.Identity()
         )
         out, _ = attend(self, q, k, v, None, scaling=self.scaling, **kwargs)
-        out = out * gate.transpose(1, 2).sigmoid()
-        return self.out(out.reshape(*x.shape[:-1], -1))
+        out = out.reshape(*x.shape[:-1], self.heads, self.width) * gate.transpose(1, 2).sigmoid()
+        return self.out(out.flatten(-2))
 
 
 class Block(nn.Module):

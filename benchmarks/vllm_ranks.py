@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,13 +60,12 @@ SIZES: dict[str, dict[str, Any]] = {
 Row = dict[str, Any]
 
 
-def save_model(name: str, folder: Path) -> None:
-    """Write a small model with random weights."""
+def save_model(name: str, folder: Path) -> int:
+    """Write a small model with random weights; returns their bytes."""
     torch.manual_seed(0)
     if name == "own":
         OwnConfig.register_for_auto_class()
         CausalOwn.register_for_auto_class("AutoModelForCausalLM")
-        type(CausalOwn(OwnConfig()).model).register_for_auto_class("AutoModel")
         model: Any = CausalOwn(OwnConfig())
     else:
         config = AutoConfig.for_model(name, **SIZES[name])
@@ -75,6 +75,12 @@ def save_model(name: str, folder: Path) -> None:
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.2)
     model.float().save_pretrained(folder)
+    if name == "own":
+        file = folder / "config.json"
+        config = json.loads(file.read_text())
+        config["auto_map"]["AutoModel"] = "vllm_own.Own"
+        file.write_text(json.dumps(config))
+    return held(model)
 
 
 def held(model: nn.Module) -> int:
@@ -113,8 +119,37 @@ def run(folder: Path, ranks: int, plan: Path | None = None) -> Row:
     for line in done.stdout.splitlines():
         if line.startswith("FOUND "):
             return json.loads(line.removeprefix("FOUND "))
-    lines = [line for line in done.stderr.splitlines() if "Error" in line or "error" in line]
-    return {"error": (lines[0] if lines else "ended").strip()[-200:]}
+    errors = re.findall(r"\w*Error: .+|Value error, .+", done.stdout + done.stderr)
+    told = [error for error in errors if "Engine core" not in error]
+    return {"error": told[0][:200] if told else "it ended without a word"}
+
+
+def compared(name: str) -> Row:
+    """Return the row of a model."""
+    row: Row = {"name": name}
+    with tempfile.TemporaryDirectory() as made:
+        folder, file = Path(made) / "model", Path(made) / "plan.json"
+        total = save_model(name, folder)
+        one = run(folder, 1)
+        row["vllm on 1"] = one.get("error", "runs")
+        if "error" not in one:
+            row["vllm on 2"] = _verdict(run(folder, 2), one)
+        try:
+            shardwright.plan(folder, tp=2, phase="decode", trust_remote_code=True).save(file)
+            ours = run(folder, 2, file)
+        except shardwright.ShardwrightError as error:
+            ours = {"error": str(error)}
+        row["planned on 2"] = _verdict(ours, one)
+        if "bytes" in ours:
+            row["share"] = round(ours["bytes"] / total, 4)
+    return row
+
+
+def _verdict(found: Row, one: Row) -> str:
+    """What came of a run, beside one rank."""
+    if "error" in found or "error" in one:
+        return found.get("error", "runs")
+    return "equal" if found["tokens"] == one["tokens"] else "wrong"
 
 
 @click.command()
@@ -124,32 +159,8 @@ def main(names: tuple[str, ...], path: Path | None) -> None:
     """Compare planned models in vLLM with vLLM's own."""
     rows: list[Row] = []
     for name in names or SIZES:
-        row: Row = {"name": name}
-        with tempfile.TemporaryDirectory() as made:
-            folder, file = Path(made) / "model", Path(made) / "plan.json"
-            save_model(name, folder)
-            one = run(folder, 1)
-            row["vllm on 1"] = one.get("error", "runs")
-            two = run(folder, 2) if "error" not in one else one
-            row["vllm on 2"] = two.get("error") or (
-                "equal" if two["tokens"] == one["tokens"] else "wrong"
-            )
-            try:
-                shardwright.plan(folder, tp=2, phase="decode", trust_remote_code=True).save(file)
-                ours = run(folder, 2, file)
-            except shardwright.ShardwrightError as error:
-                ours = {"error": str(error)}
-            row["planned on 2"] = ours.get("error") or (
-                "runs"
-                if "error" in one
-                else "equal"
-                if ours["tokens"] == one["tokens"]
-                else "wrong"
-            )
-            if "bytes" in ours and "bytes" in one:
-                row["share"] = round(ours["bytes"] / one["bytes"], 4)
-        rows.append(row)
-        print(row, flush=True)
+        rows.append(compared(name))
+        print(rows[-1], flush=True)
         if path:
             write(path, {"rows": rows})
     sys.exit(any(row["planned on 2"] == "wrong" for row in rows))

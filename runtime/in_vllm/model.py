@@ -41,14 +41,16 @@ class PlannedForCausalLM(nn.Module):
 
         asked, device = vllm_config.model_config, vllm_config.device_config.device
         _check_settings(vllm_config)
-        plan, group = Plan.load(os.environ[PLAN]), get_tp_group().device_group
-        mesh = DeviceMesh.from_group(group, torch.device(device).type, mesh_dim_names=("tp",))
+        plan, ranks = Plan.load(os.environ[PLAN]), get_tp_group()
+        mesh = DeviceMesh.from_group(
+            ranks.device_group, torch.device(device).type, mesh_dim_names=("tp",)
+        )
         how = {"trust_remote_code": asked.trust_remote_code, "revision": asked.revision}
         self.split: Any = load(
             asked.model, plan, mesh=mesh, dtype=asked.dtype, device=device, **how
         )
         self.rows = RowModel(self.split, _unsplit(asked.model, **how), asked.max_model_len)
-        self.layers = _layers(self.rows.layers, vllm_config, prefix, group)
+        self.layers = _layers(self.rows.layers, vllm_config, prefix, ranks.cpu_group)
         self.attends = InVllm({int(n): layer for n, layer in self.layers.items()})
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -117,17 +119,14 @@ def _layers(
     from vllm.model_executor.layers.attention import Attention  # pyright: ignore[reportMissingImports]
 
     out = nn.ModuleDict()
-    heads = torch.tensor([[each.heads, each.key_heads] for each in asked.values()])
+    heads = torch.tensor([[e.heads, e.key_heads] for e in asked.values()], device="cpu")
     everyone = [torch.empty_like(heads) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, heads, group)
-    most = torch.stack(everyone).amax(0).tolist()
-    for (number, layer), (many, keys) in zip(asked.items(), most, strict=True):
-        for rank in everyone:
-            a, b = rank[len(out)].tolist()
-            if a * keys != many * b:
-                raise UsageError(
-                    f"ranks have {a} and {many} query heads for {b} and {keys} key heads"
-                )
+    by_layer = torch.stack(everyone, 1).tolist()
+    for (number, layer), ranks in zip(asked.items(), by_layer, strict=True):
+        many, keys = (max(column) for column in zip(*ranks, strict=True))
+        if any(own * keys != many * own_keys for own, own_keys in ranks):
+            raise UsageError(f"ranks have different numbers of query heads for a key head: {ranks}")
         cache_config = copy.copy(vllm_config.cache_config)
         cache_config.sliding_window = layer.window
         name = f"{prefix}.layers.{number}.attn".lstrip(".")

@@ -53,11 +53,13 @@ class Attention(nn.Module):
 def vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What is registered with a stand-in for vLLM."""
     models: dict[str, str] = {}
+
+    def ranks() -> Any:
+        return SimpleNamespace(device_group=dist.group.WORLD, cpu_group=dist.group.WORLD)
+
     parts: dict[str, Any] = {
         "vllm": {"ModelRegistry": SimpleNamespace(register_model=models.__setitem__)},
-        "vllm.distributed": {
-            "get_tp_group": lambda: SimpleNamespace(device_group=dist.group.WORLD)
-        },
+        "vllm.distributed": {"get_tp_group": ranks},
         "vllm.model_executor.layers.attention": {"Attention": Attention},
     }
     for name in ("vllm.model_executor", "vllm.model_executor.layers", *parts):
