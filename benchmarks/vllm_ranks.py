@@ -29,6 +29,7 @@ import shardwright
 from benchmarks.vllm_own import CausalOwn, OwnConfig
 from benchmarks.zoo import write
 from shardwright.runtime.in_vllm.plugin import PLAN
+from tests import planning
 
 NEW_TOKENS = 16
 LENGTH = 128
@@ -135,7 +136,8 @@ def compared(name: str) -> Row:
         if "error" not in one:
             row["vllm on 2"] = _verdict(run(folder, 2), one)
         try:
-            shardwright.plan(folder, tp=2, phase="decode", trust_remote_code=True).save(file)
+            plan = planning.plan(folder, tp=2, phase="decode", trust_remote_code=True)
+            plan.save(file)
             ours = run(folder, 2, file)
         except shardwright.ShardwrightError as error:
             ours = {"error": str(error)}

@@ -105,6 +105,7 @@ end_to_end/test_quantized.py::test_saved_as_stored[fp8]
 end_to_end/test_quantized.py::test_saved_as_stored[int4]
 end_to_end/test_quantized.py::test_saved_dense
 end_to_end/test_random_numbers.py::test_ranks_draw_what_the_unsplit_model_draws
+end_to_end/test_ranks.py
 end_to_end/test_stock.py::test_fsdp2_clipping_and_distributed_checkpoints
 end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused[masked/bert-3-last_hidden_state]
 end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused[masked/bert-3-lora_before_splitting]

@@ -71,9 +71,14 @@ def on_ranks(model: Any, ranks: int, fn: Callable[[RowModel], Any]) -> list[Any]
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("passes nothing on to attention", 2), ("a window", 3), long("a window", 2),
-     ("calls the decoder of its base model", 2), ("narrow values", 2)],
-)  # fmt: skip
+    [
+        ("passes nothing on to attention", 2),
+        ("a window", 3),
+        long("a window", 2),
+        ("calls the decoder of its base model", 2),
+        long("narrow values", 2),
+    ],
+)
 def test_tokens_are_those_of_the_unsplit_model(name: str, ranks: int) -> None:
     model = made(CONFIGS[name]())
     with torch.no_grad():
