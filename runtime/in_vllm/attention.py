@@ -26,9 +26,6 @@ KIND = "sdpa"
 UNKNOWN = ("position_bias", "softcap", "s_aux")
 """Arguments of attention that we do not give to vLLM."""
 
-FAR = 1 << 17
-"""The most tokens of which we ask which of them the last one sees."""
-
 
 class Attends(ABC):
     """What computes attention in a call."""
@@ -171,7 +168,7 @@ class Seen(Attends):
         sees = next((sees for made, sees in self.masks if mask is made), None)
         if sees is None:
             raise UsageError(f"{name} makes a mask of its own, which vLLM does not see")
-        places, zero = torch.arange(min(self.longest, FAR)), torch.zeros((), dtype=torch.int64)
+        places, zero = torch.arange(self.longest), torch.zeros((), dtype=torch.int64)
 
         def seen_by(place: int) -> Tensor:
             return torch.as_tensor(sees(zero, zero, places[place], places)).expand(len(places))

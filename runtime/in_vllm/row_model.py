@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ from shardwright.runtime.in_vllm.head import Head
 
 LENGTHS = [5, 3]
 """The lengths of two requests with which a model is compared with itself."""
+
+KEEP = "logits_to_keep"
+"""The argument that says how many logits to compute, from the last."""
+OPTIONS = {"use_cache": False, KEEP: 1}
+"""How a model is called for its hidden states, as far as it takes these arguments."""
 
 
 class RowModel:
@@ -47,7 +53,9 @@ class RowModel:
             raise UsageError(f"the attention of {name} is '{kind}', and vLLM can replace '{KIND}'")
         intercept()
         self.split, self.output = split, None
-        base = _base_of(split)
+        named = inspect.signature(type(unsplit).forward).parameters
+        self.options = {n: v for n, v in OPTIONS.items() if n in named}
+        base = _base_of(split, self.options)
         split.get_submodule(base).register_forward_hook(self._keep)
         self.head = Head(unsplit, split, base)
         self.layers = self._seen(name, longest)
@@ -64,12 +72,7 @@ class RowModel:
             positions: The place of each token in its request.
         """
         with attending(attends):
-            self.split(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=1,
-            )
+            self.split(input_ids=tokens[None], position_ids=positions[None], **self.options)
         return self.output.last_hidden_state[0]  # pyright: ignore[reportOptionalMemberAccess]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -81,8 +84,10 @@ class RowModel:
         places = [torch.arange(n, device=self.split.device) for n in LENGTHS]
         requests, seen = [1 + each for each in places], Seen(longest)
 
+        options = {name: value for name, value in self.options.items() if name != KEEP}
+
         def alone(tokens: Tensor) -> Tensor:
-            return self.split(input_ids=tokens[None], use_cache=False).logits[0]
+            return self.split(input_ids=tokens[None], **options).logits[0]
 
         with torch.no_grad():
             own = list(map(alone, requests))
@@ -107,8 +112,12 @@ class RowModel:
         return seen.layers
 
 
-def _base_of(model: Any) -> str:
+def _base_of(model: Any, options: dict[str, Any]) -> str:
     """Return the path of the module that gives hidden states: the outermost that is called.
+
+    Args:
+        model: A causal language model.
+        options: What to call it with beside tokens.
 
     Raises:
         UsageError: none does.
@@ -127,7 +136,7 @@ def _base_of(model: Any) -> str:
         for path, module in inner.items()
     ]
     with torch.no_grad():
-        model(input_ids=torch.ones(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+        model(input_ids=torch.ones(1, 1, dtype=torch.int64, device=model.device), **options)
     for hook in hooks:
         hook.remove()
     if not paths:
