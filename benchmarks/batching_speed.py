@@ -1,7 +1,7 @@
 """Tokens a second of continuous batching: two ranks, one process, and transformers' own TP.
 
     python -m benchmarks.batching_speed
-    python -m benchmarks.batching_speed --turns 5 --json benchmarks/results/batching_speed.json
+    python -m benchmarks.batching_speed --turns 5 --width 512
 
 Each way has processes of its own, with one thread each, which answer 64 requests of mixed lengths
 through `generate_batch`. The ways take turns, so that a machine that is slow for a while is slow
@@ -37,27 +37,24 @@ WAYS = {"one process": 1, "shardwright": 2, "transformers tp_plan=auto": 2}
 """What is measured, and its ranks."""
 REQUESTS, NEW = 64, 24
 """Requests, and the tokens that each is answered with."""
-SIZES: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 8000,
-    "eos_token_id": None,
-}
 ROOM: Any = {"page_size": 32, "num_blocks": 512, "max_batch_tokens": 512}
 
 
 @click.command()
 @click.option("--turns", default=3, show_default=True, help="How often each way is measured.")
+@click.option("--width", default=1024, show_default=True, help="Of hidden states.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
-def main(turns: int, path: Path | None) -> None:
+def main(turns: int, width: int, path: Path | None) -> None:
     """Measure tokens a second of continuous batching."""
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
+        num_attention_heads=width // 64, num_key_value_heads=width // 128, vocab_size=8000,
+        eos_token_id=None,
+    )  # fmt: skip
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(f"{folder}/model")
+        LlamaForCausalLM(config).save_pretrained(f"{folder}/model")
         plan = shardwright.plan(
             f"{folder}/model", 2, phase="decode", batch=16, device="cpu-gloo",
             continuous_batching=True,
