@@ -95,6 +95,14 @@ def _check_settings(vllm_config: Any) -> None:
         )
     if vllm_config.lora_config is not None:
         raise UsageError("a planned model in vLLM takes no adapters: merge them into its weights")
+    if vllm_config.quant_config is not None:
+        raise UsageError(
+            "a planned model in vLLM is not quantized: serve it with `shardwright serve`"
+        )
+    if vllm_config.model_config.hf_overrides:
+        raise UsageError(
+            "a planned model in vLLM has the config of its files: leave out hf_overrides"
+        )
 
 
 def _unsplit(name: str, trust_remote_code: bool, revision: str | None) -> Any:

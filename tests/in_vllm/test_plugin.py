@@ -74,12 +74,13 @@ def settings(folder: Path, **changes: Any) -> Any:
     given: dict[str, Any] = {
         "model_config": SimpleNamespace(
             model=str(folder), dtype=torch.float64, max_model_len=32, trust_remote_code=False,
-            revision=None,
+            revision=None, hf_overrides={},
         ),
         "device_config": SimpleNamespace(device=torch.device("cpu")),
         "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
         "cache_config": SimpleNamespace(sliding_window=7),
         "lora_config": None,
+        "quant_config": None,
     }  # fmt: skip
     return SimpleNamespace(**given | changes)
 
@@ -146,6 +147,8 @@ def test_logits_are_those_of_the_unsplit_model(vllm: dict[str, str], written: An
     [
         ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "pipeline"),
         ({"lora_config": object()}, "adapters"),
+        ({"quant_config": object()}, "not quantized"),
+        ({"model_config": SimpleNamespace(hf_overrides={"rope_theta": 1})}, "hf_overrides"),
     ],
 )
 def test_settings_that_a_plan_cannot_do(
