@@ -106,7 +106,7 @@ def generate(folder: str, ranks: int) -> None:
 
 
 def run(folder: Path, ranks: int, plan: Path | None = None) -> Row:
-    """Generate in a process; returns tokens and bytes, or the last line of its error."""
+    """Generate in a process; returns tokens and bytes, or the first line of its error."""
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "OMP_NUM_THREADS": "1",
