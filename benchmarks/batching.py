@@ -49,14 +49,15 @@ Row = dict[str, Any]
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--tp", default=2, show_default=True, help="Ranks.")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Of the ranks.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the architectures.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
-def main(names: tuple[str, ...], tp: int, part: str, path: Path | None) -> None:
+def main(names: tuple[str, ...], tp: int, device: str, part: str, path: Path | None) -> None:
     """Compare continuous batching of split models with the whole ones' tokens."""
     k, n = map(int, part.split("/"))
     chosen = (names or tuple(zoo.names("causal")))[k - 1 :: n]
     console, rows = Console(stderr=True), []
-    found = sweep([("causal", name) for name in chosen], tp, compared, 1, 300.0)
+    found = sweep([("causal", name) for name in chosen], tp, compared, 1, 300.0, device)
     hidden = not console.is_terminal
     for row in track(found, "batching", len(chosen), console=console, disable=hidden):
         rows.append(row)
@@ -79,9 +80,11 @@ def prompts(words: int) -> list[list[int]]:
 def compared(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     """Return the row of a model; all ranks call it."""
     row: Row = {"name": name, "tp": tp}
+    assert mesh.device_mesh is not None
     for dtype in (torch.float64, torch.float32):
         try:
             config, model = build(kind, name, dtype)
+            model.to(mesh.device_mesh.device_type)
             asked = prompts(config.get_text_config().vocab_size)
             want = [_generated(model, prompt) for prompt in asked]
             break
@@ -139,7 +142,7 @@ def batched(model: Any, asked: list[list[int]]) -> list[list[int]]:
 
 def _generated(model: Any, prompt: list[int]) -> list[int]:
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     out = model.generate(ids, **options, eos_token_id=None, pad_token_id=0)
     return out[0, len(prompt) :].tolist()
 

@@ -57,7 +57,8 @@ class Comparison:
 def weighing_loss(output: Any) -> torch.Tensor:
     """Return a sum of the logits with fixed weights: each gradient depends on every logit."""
     values = logits_of(output).double()
-    weights = torch.sin(torch.arange(values.numel(), dtype=torch.float64)).view(values.shape)
+    counted = torch.arange(values.numel(), dtype=torch.float64, device=values.device)
+    weights = torch.sin(counted).view(values.shape)
     return (values * weights).sum()
 
 

@@ -5,6 +5,7 @@
 exact       a small model in float64: difference of logits and gradients from the unsharded model
 step        one decoded token, for the unsharded model and ours, eager and as one compiled graph:
             kernels launched, host time until all are queued, time until they are done
+graph       difference of the logits of replayed graphs, with their collectives, from eager ones
 train       peak memory of a training step
 all_reduce  microseconds by bytes, for the backend and for torch's symmetric memory
 
@@ -43,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of no size, to try the script")
+    parser.add_argument("--compiled", action="store_true", help="also steps of compiled models")
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -58,12 +60,15 @@ def main() -> int:
             dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
         _prepare(here, rank, "tiny", "float64")
         figures["exact"] = tried(lambda: exact(here))
+        figures["graph"] = tried(lambda: replayed(here))
         size, dtype = ("tiny", "float32") if given.tiny else ("large", "bfloat16")
         _prepare(here, rank, size, dtype)
         figures["train"] = tried(lambda: peaks(here))
         for way in ("one", "ours"):
             figures[f"step, {way}"] = tried(lambda w=way: steps(here, w, compiles=False))
-            figures[f"step, {way}, compiled"] = tried(lambda w=way: steps(here, w, compiles=True))
+            if given.compiled:
+                compiled = tried(lambda w=way: steps(here, w, compiles=True))
+                figures[f"step, {way}, compiled"] = compiled
         figures["all_reduce"] = {n: reduces(here.device, n) for n in SIZES}
         dist.barrier()
     if rank == 0:
@@ -92,7 +97,7 @@ def _prepare(here: speed_rank.Rank, rank: int, size: str, dtype: str) -> None:
     folder = Path(here.job.folder) / size
     ranks = dist.get_world_size()
     if rank == 0:
-        speed_models.make("dense", size, folder, getattr(torch, dtype))
+        speed_models.make("dense", size, folder, getattr(torch, dtype), here.job.device)
         plan(folder, tp=ranks, objective="memory", phase="prefill,decode,train").save(
             folder / "plan.json"
         )
@@ -124,6 +129,40 @@ def exact(here: speed_rank.Rank) -> float:
         whole = full_tensors(model, grads) if way == "ours" else grads
         found.append({"": out.logits.detach(), **whole})
     return max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0])
+
+
+@torch.no_grad()
+def replayed(here: speed_rank.Rank) -> float:
+    """Return the largest difference of three tokens' logits, with the first run before capture."""
+    from transformers import StaticCache
+
+    model = _hold(here, "ours")
+    ids = torch.arange(24, device=here.device).view(2, -1) % 251
+    cache = StaticCache(model.config, 32)
+    token = ids[:, :1].clone()
+
+    def begin() -> None:
+        cache.reset()
+        model(ids, past_key_values=cache)
+
+    def step() -> torch.Tensor:
+        return model(token, past_key_values=cache).logits
+
+    begin()
+    expected = [(token.fill_(i), step().clone())[1] for i in range(3)]
+    begin()
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        found = [(token.fill_(0), step().clone())[1]]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step()
+    for i in (1, 2):
+        token.fill_(i)
+        graph.replay()
+        found.append(logits.clone())
+    return max(float((a - b).abs().max()) for a, b in zip(expected, found, strict=True))
 
 
 def peaks(here: speed_rank.Rank) -> dict[str, int]:

@@ -56,8 +56,8 @@ about() {
 
 step about about
 step calibrate ranks -m shardwright calibrate "${QUICK[@]}" -o "$OUT/profile.json"
-step kernels ranks -m benchmarks.gpu --device "$DEVICE" "${TINY[@]}" --json "$OUT/kernels.json"
-step symmetric sharing -m benchmarks.gpu --device "$DEVICE" "${TINY[@]}" --json "$OUT/symmetric.json"
+step kernels ranks -m benchmarks.gpu --compiled --device "$DEVICE" "${TINY[@]}" --json "$OUT/kernels.json"
+step symmetric sharing -m benchmarks.gpu --compiled --device "$DEVICE" "${TINY[@]}" --json "$OUT/symmetric.json"
 if [ "$RANKS" -ge 2 ]; then
     step speed "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --compiled --ranks "$RANKS" --json "$OUT/speed.json"
 fi

@@ -12,6 +12,7 @@ SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     # size -> model -> (width, inner width, layers)
     "full": {"dense": (1024, 2816, 8), "fused": (768, 2048, 6), "mixture": (512, 1024, 4)},
     "large": {"dense": (4096, 14336, 8), "fused": (4096, 14336, 8), "mixture": (2048, 4096, 8)},
+    "8b": {"dense": (4096, 14336, 32)},
     "tiny": {"dense": (64, 128, 2), "fused": (64, 128, 2), "mixture": (64, 128, 2)},
 }
 """`full` is for CPUs: 168 M, 92 M and 84 M parameters, of which 33, 25 and 16 M are embeddings.
@@ -40,11 +41,12 @@ def config(name: str, size: str) -> Any:
     return MixtralConfig(**shared, num_local_experts=8, num_experts_per_tok=2)
 
 
-def make(name: str, size: str, folder: Path, dtype: Any) -> int:
+def make(name: str, size: str, folder: Path, dtype: Any, device: str = "cpu") -> int:
     """Write a model's checkpoint; return its number of parameters."""
     import torch
 
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config(name, size), dtype=dtype)
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(config(name, size), dtype=dtype)
     made.save_pretrained(folder)
     return sum(p.numel() for p in made.parameters())

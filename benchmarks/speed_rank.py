@@ -67,16 +67,18 @@ class Rank:
         import transformers
 
         import shardwright.runtime.api  # noqa: F401 imports are not loading
+        from benchmarks.zoo_ranks import shared_gpu
 
         transformers.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(1)
         self.job, self.torch = job, torch
-        self.device = torch.device(f"cuda:{job.rank}" if job.device == "cuda" else job.device)
-        if job.device == "cuda":
+        cuda = job.device == "cuda"
+        self.device = shared_gpu(job.rank, job.ranks) if cuda else torch.device(job.device)
+        if cuda:
             torch.cuda.set_device(self.device)
         if job.ranks > 1:
-            torch.distributed.init_process_group("nccl" if job.device == "cuda" else "gloo")
+            torch.distributed.init_process_group("nccl" if cuda else "gloo")
         self.model: Any = None
         self.tokens = TOKENS[job.size]
         self.compiles = False
@@ -215,8 +217,10 @@ def _all_cores(rank: Rank) -> Iterator[None]:
 def _stubbed(_: Rank) -> Iterator[None]:
     """Replace collectives by local results, so that no rank waits for another."""
     from shardwright.runtime.communication import collectives
+    from shardwright.runtime.redistribution import overlap
 
-    with mock.patch.object(collectives, "_run", _alone):
+    begun = mock.patch.object(overlap, "begin_all_reduce", lambda x, _: (x.clone(), lambda: None))
+    with mock.patch.object(collectives, "_run", _alone), begun:
         yield
 
 

@@ -57,6 +57,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 @click.option("--dtype", default="float64", type=click.Choice(list(DTYPES)), help="Of the models.")
 @click.option("--saved", is_flag=True, help="Split models read what whole ones have saved.")
 @click.option("--quantized", type=click.Choice([*HOW]), help="The same, of quantized weights.")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Of the ranks.")
 @click.option("--groups", default=1, help="Models compared at once, each by as many processes.")
 @click.option("--limit", default=600.0, help="Seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
@@ -69,6 +70,7 @@ def main(
     dtype: str,
     saved: bool,
     quantized: str | None,
+    device: str,
     groups: int,
     limit: float,
     path: Path | None,
@@ -83,7 +85,8 @@ def main(
     if unknown := set(names) - {n for _, n in jobs}:
         raise click.UsageError(f"no such architectures: {', '.join(sorted(unknown))}")
     rows = []
-    done = sweep(jobs, tp, partial(compared, DTYPES[dtype], quantized or saved), groups, limit)
+    one = partial(compared, DTYPES[dtype], quantized or saved)
+    done = sweep(jobs, tp, one, groups, limit, device)
     console = Console(stderr=True)
     for row in track(
         done, "comparing", len(jobs), console=console, disable=not console.is_terminal

@@ -53,12 +53,17 @@ class Case:
     expected: Reference
     dtype: torch.dtype
     tolerance: float
+    device: str
 
 
-def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
+def case(kind: str, name: str, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Case:
     """Return one architecture; in float32 if it mixes dtypes in any other than its own."""
     config, model = build(kind, name, dtype)
-    inputs = zoo.inputs(name, config, kind=kind, dtype=dtype)
+    model.to(device)
+    inputs = {
+        k: v.to(device).detach().requires_grad_(v.requires_grad) if torch.is_tensor(v) else v
+        for k, v in zoo.inputs(name, config, kind=kind, dtype=dtype).items()
+    }
     example = zoo.example(name, config, kind, dtype)
     try:
         with Casts(dtype) as casts:
@@ -66,9 +71,9 @@ def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
     except RuntimeError:
         if dtype == torch.float32:
             raise
-        return case(kind, name, torch.float32)
+        return case(kind, name, torch.float32, device)
     tolerance = SINGLE if dtype == torch.float32 else CASTS if casts.found else EXACT
-    return Case(model, inputs, example, expected, dtype, tolerance)
+    return Case(model, inputs, example, expected, dtype, tolerance, device)
 
 
 def compared(
@@ -82,7 +87,8 @@ def compared(
     error. Later errors are raised.
     """
     begun = time.perf_counter()
-    whole = case(kind, name, dtype)
+    device = "cpu" if mesh.device_mesh is None else mesh.device_mesh.device_type
+    whole = case(kind, name, dtype, device)
     directory = _save(whole.model, rank, saved) if saved else ""
     quantized = isinstance(saved, str)
     if saved:
@@ -105,7 +111,7 @@ def compared(
     if isinstance(box[0], ShardwrightError):
         return row | {"error": f"{type(box[0]).__name__}: {box[0]}"}
     plan = Plan.from_json(box[0])
-    loaded = _load(model, plan, directory, rank) if saved else None
+    loaded = _load(whole, plan, directory, rank) if saved else None
     found = compare(model, whole.inputs, plan, mesh, whole.expected, loaded)
     everyone = of_all(found.as_dict(), tp)
     for key in FIGURES:
@@ -147,13 +153,13 @@ def _read_again(case: Case, directory: str) -> Case:
     """
     config = read_config(directory)
     read: dict[str, Any] = {"config": config, "dtype": case.dtype, **experts_of(case.model)}
-    model = type(case.model).from_pretrained(directory, **read)
+    model = type(case.model).from_pretrained(directory, **read).to(case.device)
     return replace(case, model=model, expected=reference(copy.deepcopy(model), case.inputs))
 
 
-def _load(model: Any, plan: Plan, directory: str, rank: int) -> Any:
+def _load(case: Case, plan: Plan, directory: str, rank: int) -> Any:
     """Load the split model from the directory, and then delete that."""
-    loaded = shardwright.load(directory, plan, device="cpu", **experts_of(model))
+    loaded = shardwright.load(directory, plan, device=case.device, **experts_of(case.model))
     _delete(directory, rank)
     return loaded
 

@@ -1,4 +1,4 @@
-"""Gloo processes that run one model after the other, and are replaced when one fails."""
+"""Processes that run one model after the other on their ranks, and are replaced when one fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Case = Callable[[str, str, int, int, Mesh], dict[str, Any]]
 
 
 def sweep(
-    jobs: Sequence[Job], tp: int, case: Case, groups: int, limit: float
+    jobs: Sequence[Job], tp: int, case: Case, groups: int, limit: float, device: str = "cpu"
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each job, in the order in which they end.
 
@@ -37,13 +37,14 @@ def sweep(
         case: Called for each job.
         groups: How many groups work at once.
         limit: Seconds for a job; a group that takes longer is ended.
+        device: "cpu", or "cuda": then ranks may share a GPU.
     """
     pool, local, started = ThreadPoolExecutor(groups), threading.local(), []
 
     def run(job: Job) -> dict[str, Any]:
         group = getattr(local, "group", None)
         if group is None or not group.alive:
-            group = local.group = _Group(tp, case)
+            group = local.group = _Group(tp, case, device)
             started.append(group)
         return group.run(job, limit)
 
@@ -59,7 +60,7 @@ def sweep(
 class _Group:
     """A group of as many processes as there are ranks."""
 
-    def __init__(self, tp: int, case: Case) -> None:
+    def __init__(self, tp: int, case: Case, device: str) -> None:
         context, self.alive = mp.get_context("spawn"), True
         self.jobs = [context.Queue() for _ in range(tp)]
         self.results = context.Queue()
@@ -68,7 +69,9 @@ class _Group:
             port = probe.getsockname()[1]
         self.ranks = [
             context.Process(
-                target=_serve, args=(r, tp, port, case, self.jobs[r], self.results), daemon=True
+                target=_serve,
+                args=(r, tp, port, case, self.jobs[r], self.results, device),
+                daemon=True,
             )
             for r in range(tp)
         ]
@@ -95,11 +98,24 @@ class _Group:
             process.kill()
 
 
-def _serve(rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any) -> None:
+def shared_gpu(rank: int, ranks: int) -> torch.device:
+    """Return a rank's GPU; before NCCL starts, make it allow several ranks on one GPU."""
+    found = torch.cuda.device_count()
+    if ranks > found:
+        os.environ["NCCL_HOSTID"] = str(rank)  # as if each rank had a host: it talks by sockets
+    os.environ["LOCAL_RANK"] = str(rank % found)
+    return torch.device("cuda", rank % found)
+
+
+def _serve(rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any, device: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=tp, timeout=timedelta(minutes=20))
-    mesh = Mesh.from_device_mesh(init_device_mesh("cpu", (tp,), mesh_dim_names=("tp",)))
+    if device == "cuda":
+        torch.cuda.set_device(shared_gpu(rank, tp))
+        torch.backends.cudnn.allow_tf32 = False
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=tp, timeout=timedelta(minutes=20))
+    mesh = Mesh.from_device_mesh(init_device_mesh(device, (tp,), mesh_dim_names=("tp",)))
     while True:
         kind, name = jobs.get()
         try:

@@ -1,6 +1,7 @@
 """The roofline cost of ops: the longer of arithmetic time and memory time, in each pass.
 
 In training a differentiated op counts three times: a matrix product has two in the backward pass.
+Each op takes some time, however little it does.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OpCosts:
         factor = 3 if trained else 1
         flops, traffic = self.flops(op, strategy, run), self.traffic(op, strategy, run)
         dtype = str(op.call.result_dtypes[0]).removeprefix("torch.")
-        return self.device.compute(factor * flops, factor * traffic, dtype)
+        return self.device.compute(factor * flops, factor * traffic, dtype, factor)
 
     def traffic(self, op: Op, strategy: Strategy, run: Pass) -> int:
         """Return the bytes that `op` reads and writes."""

@@ -40,6 +40,8 @@ SIZES = tuple(2**n for n in range(12, 27, 2))
 """Input bytes of a collective on one rank."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 BETWEEN = "between hosts"
+SMALL = 64
+"""Ops that do next to nothing, one after the other."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -107,6 +109,7 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
         memory_bytes=_shared_least(_memory(device)),
         memory_bytes_per_s=round(moved / times["copy", moved]),
         flops_per_s=Flops(**flops),
+        kernel_ns=round(times["small", SMALL] / SMALL * SECOND),
         links=Links(**{kind: _link(kind, _points(times, kind), near.size) for kind in KINDS}),
         hosts=_hosts(_points(times, BETWEEN), between.size) if between.size > 1 else None,
     )
@@ -190,7 +193,7 @@ class Case(NamedTuple):
 def _cases(
     device: torch.device, much: Effort, group: Group, between: Group
 ) -> dict[tuple[str, Any], Case]:
-    """Return what is measured: (kind, bytes) of collectives, products by dtype, and a copy.
+    """Return what is measured: (kind, bytes) of collectives, products by dtype, a copy, small ops.
 
     Args:
         device: This rank's device.
@@ -222,7 +225,13 @@ def _cases(
     for dtype, x in square.items():
         cases["product", dtype] = Case(x.clone, partial(torch.mm, mat2=x))
     cases["copy", 2 * made.nbytes] = Case(made.clone, torch.clone)
+    cases["small", SMALL] = Case(lambda: made[0, :8].clone(), _small_ops)
     return cases
+
+
+def _small_ops(x: Tensor) -> None:
+    for _ in range(SMALL):
+        x = x + 1
 
 
 def _link(kind: str, points: Sequence[tuple[int, int]], ranks: int) -> Link:

@@ -67,6 +67,9 @@ class Device(_Part):
     memory_bytes: int = Field(gt=0)
     memory_bytes_per_s: int = Field(gt=0)
     flops_per_s: Flops
+    kernel_ns: int = Field(
+        default=0, ge=0, description="what an op takes besides its arithmetic or memory traffic"
+    )
     links: Links
     peer_links: bool = Field(
         default=False,
@@ -131,10 +134,15 @@ class Device(_Part):
             within += self._within("all_gather", part, inside)
         return within + self._between(kind, part, hosts)
 
-    def compute(self, flops: int, traffic: int, dtype: str) -> int:
-        """Return an op's nanoseconds: the longer of arithmetic and memory traffic (roofline)."""
+    def compute(self, flops: int, traffic: int, dtype: str, kernels: int) -> int:
+        """Return an op's nanoseconds: the longer of arithmetic and memory traffic (roofline).
+
+        What its kernels take besides is added.
+        """
         speed = getattr(self.flops_per_s, dtype, self.flops_per_s.float32)
-        return max(_ceil(flops * SECOND, speed), _ceil(traffic * SECOND, self.memory_bytes_per_s))
+        arithmetic, moving = flops * SECOND, traffic * SECOND
+        longer = max(_ceil(arithmetic, speed), _ceil(moving, self.memory_bytes_per_s))
+        return longer + kernels * self.kernel_ns
 
 
 def sent(kind: str, size: int, ranks: int) -> int:

@@ -5,9 +5,10 @@ kernel that reads all other ranks' memory at once ("one shot") starts sooner tha
 messages are first summed by parts ("two shot"). See
 https://docs.pytorch.org/docs/2.13/symmetric_memory.html.
 
-Torch calls this alpha, and ours has run on no GPU yet (`benchmarks/gpu.sh` tries it). It is used
-only if all ranks ask for it (SHARDWRIGHT_SYMMETRIC_MEMORY=1). A trial when ranks first meet keeps
-only the kernels whose sums equal the backend's within rounding, with the same bits on each rank.
+Torch calls this alpha, and nobody has timed ours between GPUs yet (`benchmarks/gpu.sh` does). It is
+used only if all ranks ask for it (SHARDWRIGHT_SYMMETRIC_MEMORY=1). A trial when ranks first meet
+keeps only the kernels whose sums equal the backend's within rounding, with the same bits on each
+rank.
 """
 
 from __future__ import annotations
