@@ -1,7 +1,7 @@
 """Tokens a second of continuous batching: two ranks, one process, and transformers' own TP.
 
     python -m benchmarks.batching_speed
-    python -m benchmarks.batching_speed --turns 5 --width 512
+    python -m benchmarks.batching_speed --turns 3 --width 1024
 
 Each way has processes of its own, with one thread each, which answer 64 requests of mixed lengths
 through `generate_batch`. The ways take turns, so that a machine that is slow for a while is slow
@@ -42,7 +42,7 @@ ROOM: Any = {"page_size": 32, "num_blocks": 512, "max_batch_tokens": 512}
 
 @click.command()
 @click.option("--turns", default=3, show_default=True, help="How often each way is measured.")
-@click.option("--width", default=1024, show_default=True, help="Of hidden states.")
+@click.option("--width", default=768, show_default=True, help="Of hidden states.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
 def main(turns: int, width: int, path: Path | None) -> None:
     """Measure tokens a second of continuous batching."""

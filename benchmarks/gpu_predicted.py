@@ -31,7 +31,7 @@ import shardwright
 from benchmarks import speed_models
 from benchmarks.gpu import LAUNCHES
 from benchmarks.prediction import spearman
-from benchmarks.speed_rank import VARIANTS
+from benchmarks.speed_rank import stubbed
 from benchmarks.zoo_ranks import shared_gpu
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device as profile_of
@@ -72,7 +72,7 @@ def main() -> None:
     if given.device == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
-    waiting = dist.new_group(backend="gloo")  # ranks that wait in it leave the GPU alone
+    waiting: Any = dist.new_group(backend="gloo")  # ranks that wait in it leave the GPU alone
     passes = TINY if given.size == "tiny" else PASSES
     rows = []
     with tempfile.TemporaryDirectory() as own:
@@ -141,7 +141,7 @@ def measured(
         "predicted ms": sum(plan.predicted.phase_ns.values()) / 1e6,
     }
     if dist.get_rank() == 0:
-        with VARIANTS["stubbed"](None):
+        with stubbed():
             row["kernels"] = _kernels(work)
             row["eager ms"] = _tried(lambda: _milliseconds(device, work))
             if one.phase != "train":

@@ -12,6 +12,9 @@ T = TypeVar("T")
 PAGED = "cache"
 """The argument for a paged cache, in calls of transformers' continuous batching."""
 
+EAGER, PAGED_EAGER = "eager", "paged|eager"
+"""Attention in a model's own ops, and what continuous batching sets in its place."""
+
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 """Padding masks -> the argument with the tokens that they mask."""
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.names import EAGER, PAGED_EAGER
 from shardwright.planner.contract.plain_values import is_plain
 from shardwright.runtime.boundary.hooks import wrap_hooks
 from shardwright.runtime.boundary.kept_objects import (
@@ -46,6 +47,9 @@ IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 WRAPPERS = ("torch.distributed.", "torch._dynamo.")
 """Packages whose modules only wrap others and pass tensors on: checkpointing, compiling."""
+
+PAGING = ((EAGER, PAGED_EAGER), (PAGED_EAGER, EAGER))
+"""Changes of attention by which continuous batching begins and ends."""
 
 CHANGED = (
     "a split model was changed, and is compiled with fullgraph=True: call it once uncompiled, "
@@ -397,6 +401,8 @@ class ChangeDetection:
         """Whether code may behave differently with the new value. It must read a new attribute."""
         if before is MISSING and (name not in self.read_names.names or now is None):
             return False
+        if name.startswith("_attn_implementation") and (before, now) in PAGING:
+            return False  # with it, calls without a paged cache raise
         if "drop" in name and is_plain(now) and now == 0:
             return False  # dropout of 0 does nothing, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))

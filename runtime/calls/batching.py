@@ -18,7 +18,12 @@ import torch.distributed as dist
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.names import PAGED
-from shardwright.runtime.calls.paged import attention_kinds, batch_arguments, traced_cache
+from shardwright.runtime.calls.paged import (
+    attention_kinds,
+    batch_arguments,
+    paged_attention,
+    traced_cache,
+)
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import gather
 
@@ -193,7 +198,7 @@ def local_heads(model: Any) -> int:
     kinds = attention_kinds(model)
     one = batch_arguments(kinds, **sizes, dtype=model.dtype, device=model.device)
     cache = traced_cache(model)
-    with torch.no_grad():
+    with torch.no_grad(), paged_attention(model):
         model(**one, **{PAGED: cache})
     heads = {rows.shape[1] for kept in cache.kept.values() for rows in kept}
     if len(heads) != 1:

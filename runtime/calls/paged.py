@@ -7,11 +7,14 @@ it writes the new keys and values to rows of it, and reads the rows of all token
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from shardwright.planner.contract.names import EAGER, PAGED_EAGER
 
 KERNEL_LENGTHS = ("max_length_q", "max_length_k")
 """Integers beside a paged cache that vary from call to call. In a traced call no code reads them;
@@ -27,6 +30,20 @@ ROWS = 41
 def is_paged(value: Any) -> bool:
     """Whether `value` is a paged cache."""
     return type(value).__name__ in CLASSES
+
+
+@contextmanager
+def paged_attention(model: Any) -> Iterator[None]:
+    """Inside, attention of `model` reads a paged cache, as continuous batching sets it."""
+    named = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    eager = [c for c in named.values() if getattr(c, "_attn_implementation", None) == EAGER]
+    try:
+        for config in eager:
+            config._attn_implementation = PAGED_EAGER
+        yield
+    finally:
+        for config in eager:
+            config._attn_implementation = EAGER
 
 
 def attention_kinds(model: Any) -> list[str]:

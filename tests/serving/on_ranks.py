@@ -34,8 +34,10 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.2,
     "eos_token_id": None,
 }
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 CONFIGS = {
     "key heads that are shared": LlamaConfig(**COMMON, num_key_value_heads=2),
+    "eager attention": LlamaConfig(**COMMON, num_key_value_heads=3, **EAGER),
     "sliding windows": MistralConfig(**COMMON, num_key_value_heads=1, sliding_window=6),
 }
 

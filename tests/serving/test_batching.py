@@ -11,7 +11,6 @@ from transformers import (
     BertModel,
     ContinuousBatchingConfig,
     DeepseekV3Config,
-    GPT2Config,
     LlamaConfig,
 )
 
@@ -61,13 +60,13 @@ def test_a_plan_is_proven_for_it_on_request() -> None:
     assert planning.plan(model, **how).calls == plans[1].calls
 
 
-EAGER: dict[str, Any] = {"attn_implementation": "eager"}
+FLEX: dict[str, Any] = {"attn_implementation": "flex_attention"}
 
 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (GPT2Config(n_embd=32, n_layer=2, n_head=4, **EAGER), "is 'eager'"),
+        (LlamaConfig(**{**TINY.to_dict(), **FLEX}), "is 'flex_attention'"),
         (
             DeepseekV3Config(
                 hidden_size=32, intermediate_size=32, num_hidden_layers=2, vocab_size=50,
@@ -77,7 +76,7 @@ EAGER: dict[str, Any] = {"attn_implementation": "eager"}
             "keys and values have heads of",
         ),
     ],
-    ids=["eager", "latent"],
+    ids=["flex", "latent"],
 )  # fmt: skip
 def test_what_cannot_be_batched(config: object, why: str) -> None:
     with pytest.raises(ModelError, match=why):

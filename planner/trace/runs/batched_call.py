@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.names import PAGED
+from shardwright.planner.contract.names import EAGER, PAGED
 from shardwright.planner.graph.trace_sizes import TRACE_REQUESTS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.runs.run import Run
@@ -20,6 +20,10 @@ from shardwright.runtime.calls.paged import KERNEL_LENGTHS, attention_kinds, bat
 
 BATCHES = "init_continuous_batching"
 """The method of models that can batch continuously."""
+
+
+PLAIN = (EAGER, "sdpa")
+"""Attention of transformers that is code of torch's ops, also with a paged cache."""
 
 
 class NotRead(dict[str, Any]):
@@ -47,10 +51,10 @@ def batched_call(module: nn.Module) -> Run:
     except ValueError as error:
         raise ModelError(f"transformers cannot batch this model continuously: {error}") from error
     attention = config._attn_implementation
-    if attention != "sdpa":
+    if attention not in PLAIN:
         raise ModelError(
             f"the attention of {type(module).__name__} is '{attention}', and continuous batching "
-            "is proven for 'sdpa': plan without continuous_batching"
+            f"is proven for {' and '.join(PLAIN)}: plan without continuous_batching"
         )
     given = batch_arguments(
         kinds,

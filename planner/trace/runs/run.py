@@ -17,7 +17,7 @@ from shardwright.planner.contract.names import PAGED, is_within
 from shardwright.planner.trace.data_queries import branch_paths
 from shardwright.planner.trace.runs.decoding import empty_cache, without_state
 from shardwright.planner.trace.state.attribute_contents import KeptContents
-from shardwright.runtime.calls.paged import traced_cache
+from shardwright.runtime.calls.paged import paged_attention, traced_cache
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -138,7 +138,8 @@ class Runner(nn.Module):
             if kept is not None and run.training and not runs[traced_call - 1].training:
                 kept.restore()  # users may train without a run in eval mode before
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
-            with taken, in_mode(self.root, run.training), self.around(run):
+            paging = paged_attention(self.root) if run.fills == PAGED else nullcontext()
+            with taken, in_mode(self.root, run.training), self.around(run), paging:
                 found.append(module(*run.args, **{**given, **state}))
             self.end(state if run.resumes else {}, found[-1])
             left = left if run.module else state_of(found[-1], module) or state or left
