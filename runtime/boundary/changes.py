@@ -402,7 +402,8 @@ class ChangeDetection:
         if before is MISSING and (name not in self.read_names.names or now is None):
             return False
         if name.startswith("_attn_implementation") and (before, now) in PAGING:
-            return False  # with it, calls without a paged cache raise
+            proven = self.model.proven
+            return proven is None or not proven.pages  # calls without a paged cache raise then
         if "drop" in name and is_plain(now) and now == 0:
             return False  # dropout of 0 does nothing, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))
