@@ -18,6 +18,7 @@ import shardwright
 from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
 from benchmarks.quantize import DENSE, counts_for, quantize
 from shardwright.errors import ShardwrightError
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.config import read_config
@@ -117,7 +118,7 @@ def compared(
     for key in FIGURES:
         figures = [r[key] for r in everyone if r[key] is not None]
         row[key] = max(figures, key=badness, default=None)
-    row["dtype"] = str(whole.dtype).removeprefix("torch.")
+    row["dtype"] = dtype_name(whole.dtype)
     row["tolerance"] = whole.tolerance
     row["experts"] = sorted(set(model.get_experts_implementation().values()) - {"eager"})
     row |= _planned(plan)

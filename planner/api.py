@@ -13,7 +13,7 @@ import torch
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, read_mesh, replicas
-from shardwright.planner.contract.names import PAGED, fold
+from shardwright.planner.contract.names import PAGED, dtype_name, fold
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
     ObjectiveName,
@@ -287,7 +287,7 @@ def read(
     workload = Workload(
         batch=batch,
         seq=seq,
-        dtype=str(source.dtype).removeprefix("torch."),
+        dtype=dtype_name(source.dtype),
         device=device,
         phases=phases,
         optimizer_bytes=optimizer_bytes,

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from shardwright.errors import DistributedError
 from shardwright.planner.contract.dims import unsplit
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.module_boundary import boundary_of
 from shardwright.runtime.communication import facts
@@ -103,7 +104,7 @@ def _local(x: Tensor, placement: Placement | None) -> str:
     if placement is not None and len(placement.dims) == x.dim():
         parts = zip(sizes, placement.dims, strict=True)
         sizes = [size if unsplit(dim) == dim else "split" for size, dim in parts]
-    return f"[{', '.join(sizes)}] {_name(x.dtype)}"
+    return f"[{', '.join(sizes)}] {dtype_name(x.dtype)}"
 
 
 def _words(value: Any) -> str:
@@ -114,7 +115,3 @@ def _words(value: Any) -> str:
             text += f" with values {facts.digest(value.flatten().tolist())}"
         return text
     return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

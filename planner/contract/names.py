@@ -19,6 +19,11 @@ MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input
 """Padding masks -> the argument with the tokens that they mask."""
 
 
+def dtype_name(dtype: object) -> str:
+    """Return the name of a torch dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
 @lru_cache(maxsize=1 << 16)
 def pattern(name: str) -> str:
     """Replace each number that stands alone between dots by *."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.devices.device import Device
@@ -37,7 +38,7 @@ class OpCosts:
         trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
         factor = 3 if trained else 1
         flops, traffic = self.flops(op, strategy, run), self.traffic(op, strategy, run)
-        dtype = str(op.call.result_dtypes[0]).removeprefix("torch.")
+        dtype = dtype_name(op.call.result_dtypes[0])
         return self.device.compute(factor * flops, factor * traffic, dtype, factor)
 
     def traffic(self, op: Op, strategy: Strategy, run: Pass) -> int:

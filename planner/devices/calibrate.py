@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.devices.device import SECOND, Device, Flops, Hosts, Link, Links, sent
 from shardwright.runtime.communication.collectives import all_gather, reduce_scatter
 from shardwright.runtime.communication.mesh import Group
@@ -100,8 +101,7 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
     cases = _cases(device, much, near, between)
     times = dict(zip(cases, _seconds(list(cases.values()), device, much, tick), strict=True))
     flops = {
-        str(dtype).removeprefix("torch."): round(2 * much.side**3 / times["product", dtype])
-        for dtype in DTYPES
+        dtype_name(dtype): round(2 * much.side**3 / times["product", dtype]) for dtype in DTYPES
     }
     moved = 2 * 4 * much.side**2
     return Device(

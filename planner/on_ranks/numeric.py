@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardwright.errors import ModelError, UsageError
 from shardwright.planner.api import as_planned
 from shardwright.planner.api import plan as make_plan
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.trace.model import python_references
@@ -97,7 +98,7 @@ def compare(
     parameters, logits, gradients, worst = answers[0]
     text = None if isinstance(model, nn.Module | str) else model.get_text_config()
     depth = getattr(text, "num_hidden_layers", 0)
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     return Difference(
         plan.world_size, depth, name, parameters, logits, gradients, worst, TOLERANCE[dtype]
     )

@@ -39,11 +39,6 @@ DTYPES = {
 """The safetensors name of each dtype -> the dtype."""
 
 
-def short_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without "torch."."""
-    return str(dtype).removeprefix("torch.")
-
-
 class Entry(NamedTuple):
     """One tensor of a checkpoint; `offset` is where its bytes begin in the file's data section."""
 

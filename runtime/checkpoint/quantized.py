@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.header import Entry, short_name
+from shardwright.planner.contract.names import dtype_name
+from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.quantized.config import Quantization
 from shardwright.runtime.quantized.formats import STATE, Format
 from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight, resolve
@@ -48,7 +49,7 @@ def as_dense(
     for name, entry in out.items():
         if name not in weights and entry.dtype.is_floating_point and entry.dtype.itemsize == 1:
             raise CheckpointError(
-                f"{entry.file}: {name} is {short_name(entry.dtype)}, but has no scales as "
+                f"{entry.file}: {name} is {dtype_name(entry.dtype)}, but has no scales as "
                 f"{quantization.method} stores them: fetch the checkpoint and its config again"
             )
     if not weights:
@@ -73,7 +74,7 @@ def _found(
         found: dict[str, Candidates] = {}
         for form in known.values():
             key = _weight_of(stored, form)
-            if key is None or short_name(entry.dtype) not in form.dtypes.split():
+            if key is None or dtype_name(entry.dtype) not in form.dtypes.split():
                 continue
             held = {
                 part.role: name

@@ -18,9 +18,10 @@ import torch
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.dims import Range, local_ranges, resolve
 from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.expressions import stored
-from shardwright.runtime.checkpoint.header import Entry, short_name
+from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.memory import Room, Staging
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, boxes, inside
@@ -212,8 +213,8 @@ def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> 
         else "no cast between them keeps the values, use the config that belongs to this checkpoint"
     )
     raise CheckpointError(
-        f"{entry.file}: {item.source.key} is {short_name(stored)} and the model's {name} is "
-        f"{short_name(model)}: {todo}"
+        f"{entry.file}: {item.source.key} is {dtype_name(stored)} and the model's {name} is "
+        f"{dtype_name(model)}: {todo}"
     )
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, UsageError
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
@@ -148,7 +149,7 @@ def _config(model: nn.Module) -> Any:
         return None
     config.architectures = [type(model).__name__]
     dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
-    config.dtype = str(dtypes[0] if dtypes else torch.get_default_dtype()).removeprefix("torch.")
+    config.dtype = dtype_name(dtypes[0] if dtypes else torch.get_default_dtype())
     return config
 
 
