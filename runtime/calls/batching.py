@@ -49,13 +49,14 @@ def init_continuous_batching(
         UsageError: the ranks are not in a `DeviceMesh`, or a cache of transformers cannot hold the
             keys and values of a rank.
     """
+    config = shared(config, model.device, mesh[TP].size)
     if mesh[TP].size == 1:
         return own(continuous_batching_config=config)
     if mesh.device_mesh is None:
         raise UsageError("continuous batching on ranks needs a DeviceMesh: apply the plan with one")
     vars(model)[MESH] = mesh.device_mesh
     try:
-        manager = own(continuous_batching_config=shared(config, model.device, mesh[TP].size))
+        manager = own(continuous_batching_config=config)
     finally:
         del vars(model)[MESH]
     if not isinstance(manager, split_manager()):
@@ -68,15 +69,16 @@ def init_continuous_batching(
 
 
 def shared(config: Any, device: torch.device, ranks: int) -> Any:
-    """The config, with the memory of a CPU shared by the ranks if it says nothing of memory.
+    """The config for ranks: they keep the attention of the plan, and share the memory of a CPU.
 
-    transformers would let each rank take 60 % of it.
+    transformers would take flash attention where it is installed, and let each rank take 60 % of
+    the memory. What the config says of memory holds.
     """
     from transformers import ContinuousBatchingConfig
 
-    config = config or ContinuousBatchingConfig()
+    config = copy.copy(config) or ContinuousBatchingConfig()
+    config.auto_switch_to_flash = False
     if device.type == "cpu" and config.num_blocks is None and config.max_memory_percent is None:
-        config = copy.copy(config)
         config.max_memory_percent = MOST_MEMORY / ranks
     return config
 

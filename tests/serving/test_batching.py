@@ -95,14 +95,15 @@ def test_lengths_for_kernels_are_not_for_models() -> None:
             read("full_attention")
 
 
-def test_ranks_share_the_memory_of_a_machine() -> None:
+def test_ranks_share_the_memory_of_a_machine_and_keep_the_attention_of_the_plan() -> None:
     cpu = torch.device("cpu")
     assert shared(None, cpu, 4).max_memory_percent == pytest.approx(0.15)
     for config in (
         ContinuousBatchingConfig(num_blocks=8),
         ContinuousBatchingConfig(max_memory_percent=0.5),
     ):
-        assert shared(config, cpu, 4) is config
+        changed = {"auto_switch_to_flash": False}
+        assert vars(shared(config, cpu, 4)) == vars(config) | changed != vars(config)
     assert shared(None, torch.device("cuda"), 4).max_memory_percent is None
 
 
