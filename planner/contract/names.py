@@ -14,6 +14,8 @@ PAGED = "cache"
 
 EAGER, PAGED_EAGER = "eager", "paged|eager"
 """Attention in a model's own ops, and what continuous batching sets in its place."""
+PAGING = ((EAGER, PAGED_EAGER), (PAGED_EAGER, EAGER))
+"""Changes of attention by which continuous batching begins and ends."""
 
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 """Padding masks -> the argument with the tokens that they mask."""

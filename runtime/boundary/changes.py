@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.names import EAGER, PAGED_EAGER
+from shardwright.planner.contract.names import PAGING
 from shardwright.planner.contract.plain_values import is_plain
 from shardwright.runtime.boundary.hooks import wrap_hooks
 from shardwright.runtime.boundary.kept_objects import (
@@ -47,9 +47,6 @@ IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 WRAPPERS = ("torch.distributed.", "torch._dynamo.")
 """Packages whose modules only wrap others and pass tensors on: checkpointing, compiling."""
-
-PAGING = ((EAGER, PAGED_EAGER), (PAGED_EAGER, EAGER))
-"""Changes of attention by which continuous batching begins and ends."""
 
 CHANGED = (
     "a split model was changed, and is compiled with fullgraph=True: call it once uncompiled, "
