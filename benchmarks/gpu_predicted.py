@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ def _made(name: str, given: Any, passes: list[Pass], own: Path, waiting: Any) ->
     if dist.get_rank() == 0:
         speed_models.make(name, given.size, Path(folder[0]), torch.bfloat16, given.device)
         profile = profile_of(given.profile).model_dump()
-        for link in profile["links"].values() if isinstance(profile["links"], dict) else []:
+        for link in profile["links"].values():
             link |= {"latency_ns": 0, "bytes_per_s": 10**15}
         free = Path(folder[0]) / "free.json"
         free.write_text(json.dumps(profile))
@@ -145,8 +146,8 @@ def measured(
             row["kernels"] = _kernels(work)
             row["eager ms"] = _tried(lambda: _milliseconds(device, work))
             if one.phase != "train":
-                graph = lambda: _milliseconds(device, _captured(model, one, device))  # noqa: E731
-                row["graph ms"] = _tried(graph)
+                captured = partial(_captured, model, one, device)
+                row["graph ms"] = _tried(lambda: _milliseconds(device, captured()))
     dist.barrier(waiting)
     return row
 
