@@ -28,10 +28,10 @@ if [ ${#TINY[@]} = 0 ]; then
     RANKS=${RANKS:-$FOUND}
     [ "$FOUND" -ge 1 ] || stop "torch finds no GPU here: try the script with --tiny"
     [ "$RANKS" -ge 2 ] || echo "one GPU: what takes several is left out" >&2
-    DEVICE=cuda SPEED=(--device cuda --dtype bfloat16 --large --minutes 20) QUICK=()
+    DEVICE=cuda PREDICTED=() SPEED=(--device cuda --dtype bfloat16 --large --minutes 20) QUICK=()
 else
     RANKS=${RANKS:-2}
-    DEVICE=cpu SPEED=(--tiny --rounds 1 --models dense) QUICK=(--quick)
+    DEVICE=cpu PREDICTED=(--size tiny --models dense) SPEED=(--tiny --rounds 1 --models dense) QUICK=(--quick)
 fi
 mkdir -p "$OUT" || stop "cannot write to $OUT"
 echo -n >"$OUT/summary.txt"
@@ -58,6 +58,7 @@ step about about
 step calibrate ranks -m shardwright calibrate "${QUICK[@]}" -o "$OUT/profile.json"
 step kernels ranks -m benchmarks.gpu --compiled --device "$DEVICE" "${TINY[@]}" --json "$OUT/kernels.json"
 step symmetric sharing -m benchmarks.gpu --compiled --device "$DEVICE" "${TINY[@]}" --json "$OUT/symmetric.json"
+step predicted ranks -m benchmarks.gpu_predicted --device "$DEVICE" "${PREDICTED[@]}" --json "$OUT/predicted.json"
 if [ "$RANKS" -ge 2 ]; then
     step speed "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --compiled --ranks "$RANKS" --json "$OUT/speed.json"
 fi
