@@ -179,8 +179,6 @@ def peaks(here: speed_rank.Rank) -> dict[str, int]:
 
 def steps(here: speed_rank.Rank, way: str, compiles: bool) -> dict[str, float]:
     """Measure one decoded token."""
-    from torch.profiler import ProfilerActivity, profile
-
     _hold(here, way)
     here.compiles = compiles
     try:
@@ -194,16 +192,23 @@ def steps(here: speed_rank.Rank, way: str, compiles: bool) -> dict[str, float]:
         queued = time.perf_counter() - begun
         _settle(here)
         done = time.perf_counter() - begun
-        activities = [ProfilerActivity.CPU]
-        activities += [ProfilerActivity.CUDA] if here.job.device == "cuda" else []
-        with profile(activities=activities) as seen:
-            work()
-            _settle(here)
+        launched = launches(here.device, work)
     finally:
         here.compiles = False
-    launched = sum(e.count for e in seen.key_averages() if e.key in LAUNCHES)
     per = 1e3 / (STEPS // 2)
     return {"kernels": launched, "host ms": round(queued * per, 3), "ms": round(done * per, 3)}
+
+
+def launches(device: torch.device, work: Callable[[], Any]) -> int:
+    """Return how many kernels `work` launches."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with profile(activities=activities) as seen:
+        work()
+        _wait(device)
+    return sum(e.count for e in seen.key_averages() if e.key in LAUNCHES)
 
 
 def reduces(device: torch.device, size: int) -> dict[str, Any]:

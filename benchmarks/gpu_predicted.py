@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 import shardwright
 from benchmarks import speed_models
-from benchmarks.gpu import LAUNCHES
+from benchmarks.gpu import launches, tried
 from benchmarks.prediction import spearman
 from benchmarks.speed_rank import stubbed
 from benchmarks.zoo_ranks import shared_gpu
@@ -143,11 +142,11 @@ def measured(
     }
     if dist.get_rank() == 0:
         with stubbed():
-            row["kernels"] = _kernels(work)
-            row["eager ms"] = _tried(lambda: _milliseconds(device, work))
+            row["kernels"] = launches(device, work)
+            row["eager ms"] = tried(lambda: _milliseconds(device, work))
             if one.phase != "train":
                 captured = partial(_captured, model, one, device)
-                row["graph ms"] = _tried(lambda: _milliseconds(device, captured()))
+                row["graph ms"] = tried(lambda: _milliseconds(device, captured()))
     dist.barrier(waiting)
     return row
 
@@ -200,13 +199,6 @@ def _peak(device: torch.device, work: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def _kernels(work: Callable[[], Any]) -> int:
-    """Return how many kernels a pass launches."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        work()
-    return sum(e.count for e in seen.key_averages() if e.key in LAUNCHES)
-
-
 def _milliseconds(device: torch.device, work: Callable[[], Any]) -> float:
     """Return the median of several passes."""
 
@@ -220,15 +212,6 @@ def _milliseconds(device: torch.device, work: Callable[[], Any]) -> float:
                 yield time.perf_counter() - begun
 
     return round(statistics.median(turns()) * 1e3, 4)
-
-
-def _tried(work: Callable[[], float]) -> float | str:
-    try:
-        return work()
-    except Exception as error:
-        return (
-            f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]:.200}"
-        )
 
 
 if __name__ == "__main__":

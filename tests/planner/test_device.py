@@ -34,7 +34,11 @@ def test_a_profile_says_where_it_has_its_figures(name: str) -> None:
     assert 0 < profile.kernel_ns < 10_000
     assert "assumption" in profile.source
     flops = profile.flops_per_s
-    assert flops.bfloat16 >= flops.float32 >= 0.9 * flops.float64  # about equal on an H100
+    assert flops.bfloat16 >= flops.float32
+    if name == "h100-nvlink":  # as measured
+        assert (flops.float32, flops.float64) == (52 * 10**12, 56 * 10**12)
+    else:
+        assert flops.float32 >= flops.float64
 
 
 MOVED = [("all_reduce", 1.5), ("all_gather", 3), ("reduce_scatter", 0.75)]
