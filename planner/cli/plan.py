@@ -269,11 +269,11 @@ def warn(result: Plan, module: nn.Module) -> None:
             f"Warning: {ranks} ranks, and the model has {heads} attention heads: attention cannot "
             f"be split by heads over all of them; up to --tp {heads} it can"
         )
-    from shardwright.planner.trace.runs.example_inputs import FIRST
+    from shardwright.planner.trace.runs.argument_options import OPTIONS
 
     given = {name for call in result.calls if not call.module for name in call.inputs}
-    for name in FIRST.keys() & inspect.signature(module.forward).parameters.keys() - given:
-        if name.startswith(("pixel", "input_")):
+    for name in OPTIONS.keys() & inspect.signature(module.forward).parameters.keys() - given:
+        if name.startswith(("pixel", "input_")) and name != "input_ids":
             say(
                 f"Note: the plan covers no calls with {name}: give inputs that have them with "
                 "--inputs FILE.py:FUNCTION"

@@ -123,7 +123,7 @@ def empty_model(
     """
     with parameters_on_meta(), _default_dtype(dtype):
         model = factory(*args, **kwargs)
-    _move_stragglers(model)
+    move_to_meta(model)
     if lost := [name for name, buffer in _transient(model) if buffer.is_meta]:
         raise ModelError(
             f"buffer {lost[0]} of {type(model).__name__} is computed from parameters, which "
@@ -150,8 +150,8 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _move_stragglers(model: nn.Module) -> None:
-    """Move parameters to meta that were not registered with `register_parameter`."""
+def move_to_meta(model: nn.Module) -> None:
+    """Move parameters to meta that are not there yet, such as those of `torch.Tensor(n)`."""
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in module._parameters.items():

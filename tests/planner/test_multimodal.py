@@ -180,7 +180,8 @@ def test_unknown_inputs_are_named() -> None:
             return pixel_values + depth
 
     text = (
-        r"whose forward needs pixel_values, depth \(not \[3, 3, 20, 20\] or \[3, 19, 48\]\): give"
+        r"whose forward needs pixel_values, depth "
+        r"\(not \[3, 3, 20, 20\] or \[3, 3, 224, 224\] or \[3, 19, 48\]\): give"
     )
     with pytest.raises(ModelError, match=text):
         example_call(Odd())

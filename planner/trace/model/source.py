@@ -28,7 +28,7 @@ from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wi
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs
 from shardwright.planner.trace.trace_lock import alone
-from shardwright.runtime.model.build import as_dtype, building
+from shardwright.runtime.model.build import as_dtype, building, move_to_meta
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.identity import config_hash
@@ -230,6 +230,7 @@ def from_config(
     how = building(config, trust_remote_code, hub)
     with how as cls, alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
+    move_to_meta(model)
     return model.eval()
 
 

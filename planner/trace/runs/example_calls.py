@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from shardwright.errors import ModelError
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.model.input_values import remember
-from shardwright.planner.trace.runs.example_inputs import FIRST, example_inputs, number
+from shardwright.planner.trace.runs.argument_options import OPTIONS, Subject, number
+from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs, main_inputs
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import uses
@@ -26,7 +27,8 @@ from shardwright.planner.trace.runs.unused_modules import uses
 GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
 
-IDS, PIXELS, GRID, SIZES = "input_ids", "pixel_values", "image_grid_thw", "image_sizes"
+IDS, PIXELS, SIZES = "input_ids", "pixel_values", "image_sizes"
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 FEATURES = "get_image_features"
 """The method of transformers' models that returns one vector for each image token."""
 
@@ -40,16 +42,12 @@ def example_call(module: nn.Module) -> dict[str, Any]:
     Raises:
         ModelError: the inputs are unknown; the message says what is known of them.
     """
-    names, config = inspect.signature(module.forward).parameters, getattr(module, "config", None)
-    if hasattr(config, "to_dict"):
-        if IDS in names and PIXELS in names:
-            candidates = _with_images(module)
-        else:
-            candidates = iter(()) if _takes_text(module) else _without_text(module)
-        for inputs in candidates:
-            meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
-            if uses(module, Run("", (), remember(inputs, meta) or meta)):
-                return inputs
+    if not hasattr(getattr(module, "config", None), "to_dict") or _takes_text_alone(module):
+        return text_inputs(module)
+    for inputs in _candidates(module):
+        meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        if uses(module, Run("", (), remember(inputs, meta) or meta)):
+            return inputs
     return text_inputs(module)
 
 
@@ -74,6 +72,13 @@ def _takes_text(module: nn.Module) -> bool:
     return getattr(module, "main_input_name", None) is not None and IDS in names
 
 
+def _takes_text_alone(module: nn.Module) -> bool:
+    """Return whether a model needs token ids and knows of nothing to look at or listen to."""
+    names = inspect.signature(module.forward).parameters
+    needed = {n for n, p in names.items() if p.default is p.empty and p.kind not in VARIABLE}
+    return _takes_text(module) and not (needed | names.keys() & {*CONTENT}) - {IDS}
+
+
 def _beside(module: nn.Module) -> dict[str, Any]:
     """Return the decoder's tokens and the switch that turns the KV cache off, if taken."""
     names, more = inspect.signature(module.forward).parameters, dict[str, Any]()
@@ -86,21 +91,23 @@ def _beside(module: nn.Module) -> dict[str, Any]:
     return more
 
 
-def _without_text(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Yield images or sounds, in place of text."""
+def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield token ids with an image in each sequence, then inputs by the names of arguments."""
+    names = inspect.signature(module.forward).parameters
+    if IDS in names and PIXELS in names:
+        yield from _with_images(module)
     for inputs in example_inputs(module, _dtype(module)):
-        for more in (_beside(module), {}):
-            yield {**inputs, **more}
+        more = {name: v for name, v in _beside(module).items() if name not in inputs}
+        for beside in (more, {}) if more else (more,):
+            yield {**inputs, **beside}
 
 
 def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Yield token ids with an image in each sequence."""
+    """Yield token ids with an image in each sequence, if the config says where images go."""
     names, config = inspect.signature(module.forward).parameters, module.config
     image = number(config, "image_token_id", "image_token_index")
-    if image is None and uses(module, Run("", (), text_inputs(module))):
-        return  # images are optional, and nothing says where they go
-    for images in _images(module):
-        count = _image_tokens(module, images) if image else 0
+    for images in _images(module) if image else ():
+        count = _image_tokens(module, images)
         if count is None:
             continue
         ids = _ids(config, image, count)
@@ -111,25 +118,12 @@ def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yield images for the arguments of the model: pixels, or patches and their grid."""
-    names = inspect.signature(module.forward).parameters
-    dtype, config = _dtype(module), module.config
-    parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
-    for vision in (part for part in parts if number(part, "patch_size")):
-        patch = number(vision, "patch_size") or 1
-        if GRID in names:
-            side = 4 * (number(vision, "spatial_merge_size", "merge_size") or 1)
-            deep = number(vision, "temporal_patch_size") or 1
-            colours = number(vision, "in_channels", "in_chans", "num_channels") or 3
-            shape = TRACE_BATCH * side * side, colours * deep * patch * patch
-            grid = torch.tensor([[1, side, side]] * TRACE_BATCH)
-            yield {PIXELS: torch.empty(shape, dtype=dtype, device="meta"), GRID: grid}
-            continue
-        for shape in FIRST[PIXELS](vision):
-            pixels = torch.empty(shape, dtype=dtype, device="meta")
-            yield {PIXELS: pixels}
-            if SIZES in names:
-                yield {PIXELS: pixels, SIZES: torch.tensor([shape[-2:]] * TRACE_BATCH)}
+    """Yield images for the arguments of the model, with their sizes if it takes these."""
+    at = Subject(module, _dtype(module))
+    for images in OPTIONS[PIXELS](at, PIXELS):
+        yield images
+        if SIZES in at.names and len(images) == 1:
+            yield {**images, SIZES: torch.tensor([images[PIXELS].shape[-2:]] * TRACE_BATCH)}
 
 
 def _image_tokens(module: nn.Module, images: dict[str, Tensor]) -> int | None:
@@ -162,18 +156,13 @@ def _dtype(module: nn.Module) -> torch.dtype:
 
 def _known(module: nn.Module) -> str:
     """Say which inputs a model needs, as far as its code says so."""
-    names = inspect.signature(module.forward).parameters
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    main = getattr(module, "main_input_name", None)
-    wanted = [main] if isinstance(main, str) else list(main or ())
-    wanted += [
-        name
-        for name, p in names.items()
-        if p.default is p.empty and p.kind not in variable and name not in wanted
-    ]
+    at = Subject(module, torch.float32)
+    wanted = main_inputs(module)
+    wanted += [n for n, p in at.names.items() if p.default is p.empty and n not in wanted]
     if not wanted:
         return ""
-    config = getattr(module, "config", None)
-    shapes = dict.fromkeys(FIRST[wanted[0]](config)) if config and wanted[0] in FIRST else ()
-    tried = f" (not {' or '.join(str(list(shape)) for shape in shapes)})" if shapes else ""
+    main = wanted[0]
+    options = OPTIONS[main](at, main) if main in OPTIONS and hasattr(module, "config") else ()
+    shapes = [*dict.fromkeys(str(list(option[main].shape)) for option in options)]
+    tried = f" (not {' or '.join(shapes[:3])})" if shapes else ""
     return f", whose forward needs {', '.join(wanted)}{tried}"

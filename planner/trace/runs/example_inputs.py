@@ -1,117 +1,61 @@
-"""Example inputs for a module, guessed from the names of its arguments and the sizes in its config.
+"""Example inputs for a module, from the names of its arguments and the sizes in its config.
 
-Towers take images as pixels or as patches, and audio as frames with some bands. A trial run shows
-which guess is right.
+Arguments that must be given come first, then what a model may take beside them: an image beside
+text, say. A trial run shows which of the inputs the module runs with.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.trace.runs.argument_options import BESIDE, OPTIONS, Subject, beside
 
-FRAMES = 296
-"""Frames of audio. Halved three times, it still differs from other sizes."""
-
-SAMPLES = 6161
-"""Samples of audio: 19 windows of 400 samples, one every 320."""
-
-BANDS = (80, 128)
-"""Usual numbers of bands per frame, if the config has none."""
-
-Shape = tuple[int, ...]
+CONTENT = ("input_ids", "pixel_values", "input_features", "input_values", "bbox")
+"""Arguments that models may need although they have a default: pairs of towers take two."""
 
 
-def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
-    """Yield inputs on meta that `module` may run with, by name; none for an unknown first argument.
+def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """Yield inputs that `module` may run with, by name; none if its first argument is unknown.
 
-    The first input has the dtype `dtype`.
+    Floating inputs have the dtype `dtype`. Tensors are on meta, except for those with values.
     """
-    config: Any = module.config
-    parameters = inspect.signature(module.forward).parameters.values()
-    taken = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if not taken or taken[0].name not in FIRST:
+    at = Subject(module, dtype)
+    needed = [name for name, p in at.names.items() if p.default is p.empty]
+    for chosen in _choices(at, needed):
+        options = [list(OPTIONS[name](at, name)) for name in chosen]
+        made = {name for option in options for each in option for name in each}
+        rest = [name for name in needed if name not in made]
+        more = [n for n in at.names if n in rest or (n in BESIDE and n not in made)]
+        for names in (rest, more)[: 1 + (rest != more)]:
+            for parts in product(*options):
+                given: dict[str, Any] = {k: v for part in parts for k, v in part.items()}
+                shape = tuple(given[chosen[0]].shape)
+                for values in product(*(beside(name, shape) for name in names)):
+                    yield {**given, **dict(zip(names, values, strict=True))}
+
+
+def _choices(at: Subject, needed: list[str]) -> Iterator[list[str]]:
+    """Yield names of arguments to make: those that are needed, then more."""
+    main = main_inputs(at.module)
+    first = [name for name in at.names if name in OPTIONS and (name in needed or name in main)]
+    if not first:
+        first = [name for name in list(at.names)[:1] if name in OPTIONS]
+    if not first:
         return
-    main, *rest = taken
-    needed = [p.name for p in rest if p.default is p.empty]
-    known = [p.name for p in rest if p.name in needed or p.name in BESIDE]
-    for shape in dict.fromkeys(FIRST[main.name](config)):
-        for names in (needed, known)[: 1 + (known != needed)]:
-            options = [_beside(name, shape) for name in names]
-            for values in product(*options):
-                first = torch.empty(shape, dtype=dtype, device="meta")
-                yield {main.name: first, **dict(zip(names, values, strict=True))}
+    yield first
+    others = [name for name in CONTENT if name in at.names and name not in first]
+    for name in others:
+        yield [*first, name]
+    if len(others) > 1:
+        yield [*first, *others]
 
 
-def number(config: Any, *keys: str) -> int | None:
-    """Return the first of these config entries that is a positive int or a list of equal ones."""
-    for key in keys:
-        value = getattr(config, key, None)
-        if isinstance(value, (list, tuple)) and len(set(value)) == 1:
-            value = value[0]
-        if type(value) is int and value > 0:
-            return value
-    return None
-
-
-def _images(config: Any) -> Iterator[Shape]:
-    colours = number(config, "num_channels", "in_channels", "in_chans") or 3
-    if size := number(config, "image_size", "img_size"):
-        yield TRACE_BATCH, colours, size, size
-    if patch := number(config, "patch_size"):
-        yield TRACE_BATCH, TRACE_SEQ, colours * patch * patch
-
-
-def _sounds(config: Any) -> Iterator[Shape]:
-    half = number(config, "max_source_positions")
-    frames = 2 * half if half else FRAMES
-    said = number(config, "num_mel_bins", "input_size", "feature_size", "input_dim")
-    for bands in (said,) if said else BANDS:
-        yield TRACE_BATCH, bands, frames
-        yield TRACE_BATCH, frames, bands
-
-
-def _waves(config: Any) -> Iterator[Shape]:
-    frames, bands = number(config, "max_length"), number(config, "num_mel_bins")
-    if frames and bands:
-        yield TRACE_BATCH, frames, bands
-    yield TRACE_BATCH, SAMPLES
-
-
-def _states(config: Any) -> Iterator[Shape]:
-    if width := number(config, "hidden_size"):
-        yield TRACE_BATCH, TRACE_SEQ, width
-    if bands := number(config, "input_size", "num_mel_bins", "input_dim"):
-        yield TRACE_BATCH, FRAMES, bands
-
-
-FIRST: dict[str, Callable[[Any], Iterator[Shape]]] = {
-    "pixel_values": _images,
-    "input_features": _sounds,
-    "audio_features": _sounds,
-    "input_values": _waves,
-    "hidden_states": _states,
-    "inputs_embeds": _states,
-}
-"""First argument of a module -> function that yields the shapes that it may have."""
-
-BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
-    "attention_mask": ((), torch.bool),
-    "mask": ((), torch.bool),
-    "input_features_mask": ((), torch.bool),
-    "pixel_position_ids": ((2,), torch.int64),
-}
-"""Other argument -> its dims after the first two dims of the first argument, and its dtype."""
-
-
-def _beside(name: str, shape: Shape) -> list[Tensor | None]:
-    if name not in BESIDE:
-        return [None]
-    more, dtype = BESIDE[name]
-    return [torch.empty(*shape[:2], *more, dtype=dtype, device="meta"), None]
+def main_inputs(module: nn.Module) -> list[str]:
+    """Return what a model of transformers names as its main inputs."""
+    main = getattr(module, "main_input_name", None)
+    return [main] if isinstance(main, str) else list(main or ())
