@@ -231,6 +231,9 @@ def from_config(
     with how as cls, alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     move_to_meta(model)
+    for module in model.modules():  # buffers of `torch.tensor(values)` and the like
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = buffer if buffer is None else buffer.to("meta")
     return model.eval()
 
 

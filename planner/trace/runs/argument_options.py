@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 FRAMES = 296
 """Frames of audio. Halved three times, it still differs from other sizes."""
 
+MORE_FRAMES = 400
+"""The same, for code that takes whole windows of frames."""
+
 SAMPLES = 6161
 """Samples of audio: 19 windows of 400 samples, one every 320."""
 
@@ -30,8 +34,11 @@ BANDS = (80, 128)
 SIDE = 224
 """Usual side of an image, in pixels."""
 
-GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "grid_hw")
+GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "grid_hw", "spatial_shapes")
 """Arguments for the patches of each image: their numbers in time, height and width."""
+
+PADDED = "spatial_shapes"
+"""The one of them whose patches are padded to a number for each image, with a mask."""
 
 BOX = 4
 """Coordinates of a box."""
@@ -80,7 +87,7 @@ def number(config: Any, *keys: str) -> int | None:
 
 def _sides(config: Any) -> tuple[int, int] | None:
     """Return the height and width of an image, if the config has them."""
-    for key in ("image_size", "img_size"):
+    for key in ("image_size", "img_size", "max_img_size"):
         value = getattr(config, key, None)
         if isinstance(value, dict):
             value = [value.get("height"), value.get("width")]
@@ -107,9 +114,7 @@ def _first_width(module: nn.Module) -> int | None:
 
 def _images(at: Subject, name: str) -> Iterator[Option]:
     """Yield patches and their grid, images, patches, and images of several frames or views."""
-    grid = next((n for n in GRIDS if n in at.names), None)
-    if grid:
-        yield from (_patches(at, name, grid, config) for config in at.configs)
+    yield from _patches(at, name)
     sizes = [(config, sides) for config in at.configs if (sides := _sides(config))]
     sizes += [(config, (SIDE, SIDE)) for config in at.configs[:1]]
     for config, sides in sizes:
@@ -123,26 +128,39 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
         yield {name: at.floats(TRACE_BATCH, 2, _colours(config), *sides)}
 
 
-def _patches(at: Subject, name: str, grid: str, config: Any) -> Option:
-    """Return the patches of an image for each sequence, in rows, with their grid."""
-    side = 4 * (number(config, "spatial_merge_size", "merge_size") or 1)
-    deep = number(config, "temporal_patch_size") or 1
-    patch = number(config, "patch_size") or 1
-    rows = at.floats(TRACE_BATCH * side * side, _colours(config) * deep * patch * patch)
-    axes = (side, side) if grid.endswith("_hw") else (1, side, side)
-    return {name: rows, grid: torch.tensor([axes] * TRACE_BATCH)}
+def _patches(at: Subject, name: str) -> Iterator[Option]:
+    """Yield the patches of an image for each sequence, with the grid that they form."""
+    grid = next((n for n in GRIDS if n in at.names), None)
+    for config in at.configs if grid else ():
+        merged = number(config, "spatial_merge_size", "merge_size") or 1
+        patch, colours = number(config, "patch_size") or 1, _colours(config)
+        deep, side = number(config, "temporal_patch_size") or 1, 4 * merged
+        axes = (1, side, side) if str(grid).endswith("_thw") else (side, side)
+        beside = {str(grid): torch.tensor([axes] * TRACE_BATCH)}
+        if "merge_sizes" in at.names:
+            beside["merge_sizes"] = torch.tensor([merged] * TRACE_BATCH)
+        rows = (TRACE_BATCH * side * side,)
+        if grid == PADDED:
+            rows = TRACE_BATCH, side * side
+            beside["pixel_attention_mask"] = torch.ones(rows, dtype=torch.int64)
+        beside = {key: value for key, value in beside.items() if key in at.names}
+        widths = (colours * deep * patch * patch, _first_width(at.module))
+        for width in dict.fromkeys(w for w in widths if w):
+            yield {name: at.floats(*rows, width), **beside}
+        yield {name: at.floats(*rows, colours, patch, patch), **beside}
 
 
 def _sounds(at: Subject, name: str) -> Iterator[Option]:
-    for config in at.configs:
-        half = number(config, "max_source_positions")
-        frames = 2 * half if half else FRAMES
-        said = number(config, "num_mel_bins", "input_size", "feature_size", "input_dim")
-        usual = (said,) if said else BANDS
-        for bands in dict.fromkeys(b for b in (*usual, _first_width(at.module)) if b):
-            yield {name: at.floats(TRACE_BATCH, bands, frames)}
-            yield {name: at.floats(TRACE_BATCH, frames, bands)}
-            yield {name: at.floats(TRACE_BATCH, 1, frames, bands)}
+    """Yield frames of some bands each, with as many bands as a config or the first layer says."""
+    keys = "num_mel_bins", "input_size", "feature_size", "input_dim"
+    said = [number(config, *keys) for config in at.configs]
+    every = [*(n for n in said if n), _first_width(at.module)]
+    every = [n for n in every if n] if any(said) else [*BANDS, *(n for n in every if n)]
+    halves = [2 * n for config in at.configs if (n := number(config, "max_source_positions"))]
+    for bands, frames in product(dict.fromkeys(every), halves or (FRAMES, MORE_FRAMES)):
+        yield {name: at.floats(TRACE_BATCH, bands, frames)}
+        yield {name: at.floats(TRACE_BATCH, frames, bands)}
+        yield {name: at.floats(TRACE_BATCH, 1, frames, bands)}
 
 
 def _waves(at: Subject, name: str) -> Iterator[Option]:
@@ -155,8 +173,7 @@ def _waves(at: Subject, name: str) -> Iterator[Option]:
 
 
 def _states(at: Subject, name: str) -> Iterator[Option]:
-    if grid := next((n for n in GRIDS if n in at.names), None):
-        yield _patches(at, name, grid, at.configs[0])
+    yield from _patches(at, name)
     config = at.configs[0]
     if width := number(config, "hidden_size"):
         yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, width)}
@@ -167,6 +184,12 @@ def _states(at: Subject, name: str) -> Iterator[Option]:
 def _queries(at: Subject, name: str) -> Iterator[Option]:
     if width := number(at.configs[0], "hidden_size"):
         yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, width)}
+
+
+def _placed_patches(at: Subject, name: str) -> Iterator[Option]:
+    """Yield patches, in front of each its row and column."""
+    if width := _first_width(at.module):
+        yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, 2 + width)}
 
 
 def _tokens(_at: Subject, name: str) -> Iterator[Option]:
@@ -191,6 +214,7 @@ OPTIONS: dict[str, Callable[[Subject, str], Iterator[Option]]] = {
     "input_ids": _tokens,
     "pixel_values": _images,
     "pixel_values_videos": _images,
+    "flattened_patches": _placed_patches,
     "input_features": _sounds,
     "audio_features": _sounds,
     "audio_mel": _sounds,
@@ -211,7 +235,7 @@ BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
     "audio_mel_mask": ((), torch.bool),
     "pixel_position_ids": ((2,), torch.int64),
 }
-"""Other argument -> its dims after the first two dims of the first argument, and its dtype."""
+"""Other argument -> its dims after two dims of the first argument, and its dtype."""
 
 
 def beside(name: str, shape: Shape) -> list[Tensor | None]:
@@ -219,4 +243,5 @@ def beside(name: str, shape: Shape) -> list[Tensor | None]:
     if name not in BESIDE:
         return [None]
     more, dtype = BESIDE[name]
-    return [torch.empty(*shape[:2], *more, dtype=dtype, device="meta"), None]
+    rows = dict.fromkeys((shape[:2], (shape[0], shape[-1])))
+    return [*(torch.empty(*row, *more, dtype=dtype, device="meta") for row in rows), None]

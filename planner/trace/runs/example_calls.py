@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,18 +20,24 @@ from shardwright.errors import ModelError
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.runs.argument_options import OPTIONS, Subject, number
+from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs, main_inputs
+from shardwright.planner.trace.runs.further_runs import has_switch
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import uses
+from shardwright.planner.trace.runs.unused_modules import Trial, attempt
 
 GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
 
-IDS, PIXELS, SIZES = "input_ids", "pixel_values", "image_sizes"
+IDS, DECODER_IDS = "input_ids", "decoder_input_ids"
+PIXELS, SIZES = "pixel_values", "image_sizes"
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 FEATURES = "get_image_features"
 """The method of transformers' models that returns one vector for each image token."""
+
+MOST = 40
+"""Inputs that are tried at most."""
 
 BEFORE = 2
 """Text tokens in front of an image."""
@@ -44,11 +51,15 @@ def example_call(module: nn.Module) -> dict[str, Any]:
     """
     if not hasattr(getattr(module, "config", None), "to_dict") or _takes_text_alone(module):
         return text_inputs(module)
-    for inputs in _candidates(module):
+    on_data: dict[str, Any] | None = None
+    for inputs in islice(_candidates(module), MOST):
         meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        if uses(module, Run("", (), remember(inputs, meta) or meta)):
+        ended = attempt(module, Run("", (), remember(inputs, meta) or meta))
+        if ended is Trial.RUNS:
             return inputs
-    return text_inputs(module)
+        if ended is Trial.ON_DATA and on_data is None:
+            on_data = inputs
+    return on_data or text_inputs(module)
 
 
 def text_inputs(module: nn.Module) -> dict[str, Any]:
@@ -64,7 +75,7 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
             f"example args or kwargs (batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
         )
     ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
-    return {IDS: ids, **_beside(module)}
+    return {IDS: ids, **_beside(module, _decodes(module))}
 
 
 def _takes_text(module: nn.Module) -> bool:
@@ -79,15 +90,17 @@ def _takes_text_alone(module: nn.Module) -> bool:
     return _takes_text(module) and not (needed | names.keys() & {*CONTENT}) - {IDS}
 
 
-def _beside(module: nn.Module) -> dict[str, Any]:
+def _decodes(module: nn.Module) -> bool:
+    return bool(getattr(module.config, "is_encoder_decoder", False))
+
+
+def _beside(module: nn.Module, decodes: bool) -> dict[str, Any]:
     """Return the decoder's tokens and the switch that turns the KV cache off, if taken."""
     names, more = inspect.signature(module.forward).parameters, dict[str, Any]()
-    if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
-        more["decoder_input_ids"] = torch.zeros(
-            TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta"
-        )
-    if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
-        more["use_cache"] = False
+    if decodes and DECODER_IDS in names:
+        more[DECODER_IDS] = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
+    if SWITCH in names or has_switch(module, SWITCH):
+        more[SWITCH] = False
     return more
 
 
@@ -96,10 +109,12 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
     names = inspect.signature(module.forward).parameters
     if IDS in names and PIXELS in names:
         yield from _with_images(module)
-    for inputs in example_inputs(module, _dtype(module)):
-        more = {name: v for name, v in _beside(module).items() if name not in inputs}
-        for beside in (more, {}) if more else (more,):
-            yield {**inputs, **beside}
+    # Models with a decoder of their own do not all say so.
+    for decodes in dict.fromkeys((_decodes(module), DECODER_IDS in names)):
+        beside = _beside(module, decodes)
+        for inputs in example_inputs(module, _dtype(module)):
+            more = {name: v for name, v in beside.items() if name not in inputs}
+            yield {**inputs, **more}
 
 
 def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
@@ -111,10 +126,11 @@ def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
         if count is None:
             continue
         ids = _ids(config, image, count)
-        given = {IDS: ids, "attention_mask": torch.ones_like(ids), **images, **_beside(module)}
+        given = {IDS: ids, "attention_mask": torch.ones_like(ids), **images}
+        given |= _beside(module, _decodes(module))
         if "mm_token_type_ids" in names:
             given["mm_token_type_ids"] = (ids == image).int()
-        yield {name: value for name, value in given.items() if name in (*names, "use_cache")}
+        yield {name: value for name, value in given.items() if name in (*names, SWITCH)}
 
 
 def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:

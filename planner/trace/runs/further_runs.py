@@ -20,6 +20,7 @@ from shardwright.planner.trace.runs import decoding
 from shardwright.planner.trace.runs.decoding import EMBEDDED, GROWING, POSITIONS, SWITCH
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.unused_modules import Trial, attempt
 
 Wish = tuple[Run, ...]
 """Alternative calls; the first one that can be traced is used."""
@@ -49,7 +50,7 @@ SPANS = ("start_positions", "end_positions")
 def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     """Return the further calls to trace; `inputs` are the inputs of the plain call by name."""
     masks = padding(module, inputs)
-    more = {name: True for name in SWITCHES if _switch(module, name) and name not in inputs}
+    more = {name: True for name in SWITCHES if has_switch(module, name) and name not in inputs}
     labels = list(_labels(_names(module), inputs))
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
     full += [*({**masks, **found} for found in labels), masks]
@@ -78,6 +79,8 @@ def _text_alone(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
     if not beside or needed or not isinstance(inputs.get(GROWING[-1]), Tensor):
         return []
     text = {name: value for name, value in inputs.items() if name in known}
+    if attempt(module, _run(text)) is Trial.FAILS:
+        return []
     return decoded(module, text, tokens=()) or [(_run(text),)]
 
 
@@ -95,7 +98,7 @@ def decoded(
     possible. If it cannot, embeddings without a cache are preferred to tokens with a cache.
     """
     grows = decoding.grows(inputs)
-    if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
+    if grows is None or not (SWITCH in inputs or has_switch(module, SWITCH)):
         return []
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
     filling = [run._replace(fills=decoding.only_taken(module)) for run in filling]
@@ -157,7 +160,7 @@ def _names(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(module.forward).parameters
 
 
-def _switch(module: nn.Module, name: str) -> bool:
+def has_switch(module: nn.Module, name: str) -> bool:
     """Return whether `module` takes the switch `name`, and its config has it (or its text's)."""
     names = _names(module)
     takes = name in names or any(p.kind is p.VAR_KEYWORD for p in names.values())

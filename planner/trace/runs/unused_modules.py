@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import torch
@@ -103,14 +104,27 @@ def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def uses(root: nn.Module, run: Run) -> bool:
-    """Return whether `run` runs on meta, and none of it depends on data."""
-    opaque = Opaque(root)
+class Trial(Enum):
+    """How a run on meta ends."""
+
+    RUNS = "it runs"
+    ON_DATA = "it depends on data"
+    FAILS = "the code refuses the inputs, or is not for meta"
+
+
+def attempt(root: nn.Module, run: Run) -> Trial:
+    """Return how `run` ends: with one block of each kind or, if that fails, with all blocks."""
+    opaque, ended = Opaque(root), Trial.FAILS
     for stacks in (find_stacks(root), []):
-        with suppress(Exception), shortened(root, stacks), duplicated(root) as module:
-            run_on_fake(module, [run], opaque)
-            return True
-    return False
+        try:
+            with shortened(root, stacks), duplicated(root) as module:
+                run_on_fake(module, [run], opaque)
+            return Trial.RUNS
+        except DATA_DEPENDENT:
+            ended = Trial.ON_DATA
+        except Exception:  # the code may raise anything
+            continue
+    return ended
 
 
 def _used(root: nn.Module, run: Run) -> set[str]:
