@@ -1,0 +1,117 @@
+"""Models that take more than text, planned from their configs alone, are split and equal."""
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from shardwright.runtime.api import apply
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
+from tests.planner.equal import randomize, weigh
+from tests.planner.multimodal import random, tokens
+from tests.planning import plan
+from tests.ranks import run_ranks
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+VISION = {**SMALL, "image_size": 20, "patch_size": 4}
+SPEECH = {
+    **SMALL, "vocab_size": 24, "conv_dim": (8, 8), "conv_kernel": (10, 3), "conv_stride": (5, 2),
+    "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+    "apply_spec_augment": False, "layerdrop": 0.0,
+}  # fmt: skip
+
+
+def pair() -> Any:
+    """Two towers, whose sizes are in configs of their own."""
+    return transformers.CLIPConfig(
+        text_config={**SMALL, "vocab_size": 96, "max_position_embeddings": 40, "eos_token_id": 95},
+        vision_config=VISION,
+        projection_dim=16,
+    )
+
+
+def grids(b: int) -> dict[str, Any]:
+    sides = torch.tensor([(4, 6), (6, 2)])[:b]
+    mask = torch.tensor([[1] * 24, [1] * 12 + [0] * 12])[:b]
+    return {"pixel_values": random(b, 24, 48), "spatial_shapes": sides,
+            "pixel_attention_mask": mask}  # fmt: skip
+
+
+CASES: dict[str, tuple[str, Callable[[], Any], Callable[[int], dict[str, Any]]]] = {
+    "two towers": (
+        "CLIPModel", pair,
+        lambda b: {"input_ids": tokens(b, 7), "pixel_values": random(b, 3, 20, 20)},
+    ),
+    "padded patches": (
+        "Siglip2VisionModel",
+        lambda: transformers.Siglip2VisionConfig(**SMALL, patch_size=4, num_patches=16),
+        grids,
+    ),
+    "frames": (
+        "VideoMAEForVideoClassification",
+        lambda: transformers.VideoMAEConfig(**VISION, num_frames=4, tubelet_size=2, num_labels=5),
+        lambda b: {"pixel_values": random(b, 4, 3, 20, 20)},
+    ),
+    "waves": (
+        "HubertForCTC", lambda: transformers.HubertConfig(**SPEECH),
+        lambda b: {"input_values": random(b, 400)},
+    ),
+    "no size": (
+        "SegformerForSemanticSegmentation",
+        lambda: transformers.SegformerConfig(
+            num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[16, 32],
+            patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[2, 4], mlp_ratios=[2, 2],
+            decoder_hidden_size=32, num_labels=5, classifier_dropout_prob=0.0,
+            hidden_dropout_prob=0.0, drop_path_rate=0.0,
+        ),
+        lambda b: {"pixel_values": random(b, 3, 32, 48)},
+    ),
+}  # fmt: skip
+
+
+def step(model: nn.Module, inputs: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """All floating outputs, and all gradients of a weighting of them."""
+    output = dict(model(**copy.deepcopy(inputs)))
+    weigh(output).backward()
+    leaves = (t for t in tree_leaves(output) if isinstance(t, Tensor))
+    found = [t.detach() for t in leaves if t.is_floating_point()]
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return found, grads
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_planned_from_a_config_and_equal(name: str) -> None:
+    cls, config, inputs = CASES[name]
+    config = config()
+    config.architectures = [cls]
+    found = plan(config, 2, dtype="float64")
+    share = found.predicted.parameter_bytes[0] / found.predicted.unsharded_bytes
+    assert share < 0.62
+    torch.manual_seed(0)
+    model = getattr(transformers, cls)(copy.deepcopy(config)).double().eval()
+    randomize(model)
+    given = inputs(2)
+    want, gradients = step(copy.deepcopy(model), given)
+
+    def rank(mesh: Mesh) -> tuple[list[Tensor], dict[str, Tensor]]:
+        local = apply(copy.deepcopy(model), found, mesh)
+        outputs, mine = step(local, given)
+        return outputs, full_tensors(local, mine)
+
+    for outputs, mine in run_ranks(2, rank):
+        torch.testing.assert_close(outputs, want, rtol=1e-9, atol=1e-9)
+        assert mine.keys() == gradients.keys()
+        for key, gradient in gradients.items():
+            scale = max(float(gradient.abs().max()), 1.0)
+            torch.testing.assert_close(mine[key], gradient, rtol=0, atol=1e-9 * scale)
