@@ -22,7 +22,12 @@ Item = Op | Boundary
 
 
 class Unfoldable(Exception):
-    """Blocks that look the same differ in the graph; all blocks must be traced."""
+    """Blocks that look the same differ in the graph; all blocks must be traced.
+
+    `stack` is the path of the one stack that cannot be folded, if it is one.
+    """
+
+    stack: str | None = None
 
 
 class Idle(Unfoldable):
@@ -115,18 +120,11 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     small = {n for n in graph.inputs if prod(graph.tensors[n].shape) <= 1}
     small -= {n for op in graph.ops if graph.priced(op) for n in op.inputs}
     for stack in stacks:
-        row = segments_of(graph, stack, shared)
-        folding.segments.append(row)
-        first: dict[int, Segment] = {}
-        for segment in row:
-            times = len(segment.blocks)
-            for item in segment.items:
-                graph.counts[item.name if isinstance(item, Op) else item.target] = times
-            graph.counts |= dict.fromkeys(segment.keys, times)
-            base = first.setdefault(segment.kind, segment)
-            if base is not segment:
-                match(base, segment, row, small)
-                graph.alike |= {segment.tensors[k]: n for k, n in base.tensors.items()}
+        try:
+            folding.segments.append(_folded(graph, stack, shared, small))
+        except Unfoldable as error:
+            error.stack = stack.path
+            raise
     classes: dict[str, set[str]] = {}
     for name, one in graph.alike.items():
         classes.setdefault(one, {one}).add(name)
@@ -137,6 +135,24 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     graph.marks.collected = collected(folding)
     graph.marks = graph.marks.spread(like)
     return folding
+
+
+def _folded(
+    graph: Graph, stack: Stack, shared: frozenset[str], small: Collection[str]
+) -> list[Segment]:
+    """Return the segments of a stack, and note in `graph` which of their tensors are alike."""
+    row = segments_of(graph, stack, shared)
+    first: dict[int, Segment] = {}
+    for segment in row:
+        times = len(segment.blocks)
+        for item in segment.items:
+            graph.counts[item.name if isinstance(item, Op) else item.target] = times
+        graph.counts |= dict.fromkeys(segment.keys, times)
+        base = first.setdefault(segment.kind, segment)
+        if base is not segment:
+            match(base, segment, row, small)
+            graph.alike |= {segment.tensors[k]: n for k, n in base.tensors.items()}
+    return row
 
 
 def collected(folding: Folding) -> set[str]:

@@ -43,10 +43,11 @@ def trace_all(
     Raises:
         ModelError: the first run cannot be traced.
     """
+    unfoldable = set[str]()
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
-        return of, *trace_folded(of, pins, ends, whole, folds)
+        return of, *trace_folded(of, pins, ends, whole, folds, unfoldable)
 
     def keeps(of: Source, training: bool = False) -> bool:
         """Return whether code reads attributes that another call left."""
@@ -130,6 +131,7 @@ def trace_folded(
     ends: bool = False,
     whole: bool = True,
     folds: bool = True,
+    unfoldable: set[str] | None = None,
 ) -> tuple[Folding, Unfolded]:
     """Return the folded graph of a model, and the unfolded one.
 
@@ -139,6 +141,8 @@ def trace_folded(
         ends: Whether the first and the last block of a stack are kinds of their own.
         whole: Whether to trace all blocks if they cannot be folded.
         folds: Whether to fold blocks at all.
+        unfoldable: Paths of stacks that are not folded; those that the plain call alone shows not
+            to be foldable are added.
 
     Raises:
         ModelError: the model cannot be traced.
@@ -152,24 +156,35 @@ def trace_folded(
 
     labels = label if pins or source.quantized else None
 
-    for apart in () if not folds else (True,) if ends else (False, True):
-        stacks = find_stacks(module, apart, labels, owners)
-        if not stacks:
-            continue
-        try:
-            with shortened(module, stacks):
-                graph, shared = traced(source), shared_beyond(module, stacks, owners)
-                try:
-                    folding = fold(graph, stacks, shared)
-                except Idle:
-                    if not any(answers for _, answers in graph.branch_paths):
-                        raise
-                    folding = fold(traced(source, skips=True), stacks, shared)
-            return folding, unfold(folding)
-        except Unfoldable:
-            continue  # with the end blocks apart, or with all blocks
-        except ModelError:
-            break  # the code needs all blocks, or the model cannot be traced at all
+    known = set[str]() if unfoldable is None else unfoldable
+    left_out, ways = set(known), () if not folds else (True,) if ends else (False, True)
+    while ways:
+        culprit: str | None = None
+        for apart in ways:
+            found = find_stacks(module, apart, labels, owners)
+            stacks = [stack for stack in found if stack.path not in left_out]
+            if not stacks:
+                continue
+            try:
+                with shortened(module, stacks):
+                    graph, shared = traced(source), shared_beyond(module, stacks, owners)
+                    try:
+                        folding = fold(graph, stacks, shared)
+                    except Idle:
+                        if not any(answers for _, answers in graph.branch_paths):
+                            raise
+                        folding = fold(traced(source, skips=True), stacks, shared)
+                return folding, unfold(folding)
+            except Unfoldable as error:
+                culprit = error.stack  # next with the end blocks apart, or without this stack
+            except ModelError:
+                culprit = None  # the code needs all blocks, or the model cannot be traced at all
+                break
+        if culprit is None:
+            break
+        left_out.add(culprit)
+        if len(source.runs) == 1:
+            known.add(culprit)
     if not whole and folds and find_stacks(module, False, labels, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
