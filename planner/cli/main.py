@@ -10,6 +10,7 @@ from shardwright.planner.cli.calibrate import calibrate
 from shardwright.planner.cli.check import check
 from shardwright.planner.cli.console import Commands
 from shardwright.planner.cli.diff import diff
+from shardwright.planner.cli.doctor import doctor
 from shardwright.planner.cli.explain import explain
 from shardwright.planner.cli.export import export
 from shardwright.planner.cli.plan import plan
@@ -25,7 +26,7 @@ Examples:
   shardwright explain plan.json 'model.layers.*.mlp' ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2
 """
-COMMANDS = (plan, show, explain, diff, export, check, serve, calibrate, schema)
+COMMANDS = (doctor, plan, show, explain, diff, export, check, serve, calibrate, schema)
 
 
 @click.group(

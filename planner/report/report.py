@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,7 +11,13 @@ from rich.text import Text
 from shardwright.planner.contract.mesh import CP, Coords
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
+from shardwright.planner.contract.plan_file import (
+    ModulePlan,
+    ParameterPlan,
+    Plan,
+    Redistribution,
+    Replicated,
+)
 from shardwright.planner.report import tables
 from shardwright.planner.report.fit import memory_limit, memory_of, misfit
 from shardwright.planner.report.mesh_table import launch_line, mesh_table
@@ -41,7 +47,7 @@ def report(plan: Plan) -> RenderableType:
     parts = [_summary(plan), *([mesh_table(plan)] if plan.meshes else []), _split(plan)]
     if any(spec.attributes or spec.sizes for spec in plan.modules.values()):
         parts.append(_local_numbers(plan))
-    parts.append(_replicated(plan))
+    parts.append(replicated_table(plan.replicated))
     if plan.opaque:
         ops = ", ".join(f"{op} ({n})" if n > 1 else op for op, n in plan.opaque.items())
         parts.append(Text(f"Ops without a rule, kept replicated: {ops}", style="yellow"))
@@ -204,15 +210,15 @@ def _local_numbers(plan: Plan) -> RenderableType:
     return table
 
 
-def _replicated(plan: Plan) -> RenderableType:
+def replicated_table(found: Sequence[Replicated]) -> RenderableType:
     """Show large parameters that every rank holds, each with its reason."""
-    if not plan.replicated:
+    if not found:
         return Text("No large parameter stays replicated.")
     table = tables.table(
         tables.name("LARGE_AND_REPLICATED"), tables.number("BYTES"), tables.words("REASON")
     )
     alike: dict[tuple[str, int, str], list[str]] = {}
-    for entry in plan.replicated:
+    for entry in found:
         key = pattern(entry.parameter), entry.bytes, entry.reason
         alike.setdefault(key, []).append(entry.parameter)
     before = ""

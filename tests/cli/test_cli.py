@@ -26,6 +26,8 @@ OPTIONS = {
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
     "--ranks --revision --seq --sequence-parallel --solver --time-limit --tp --tp-plan "
     "--trust-remote-code --write-model -h -o -q",
+    "doctor": "--cache-dir --device --help --inputs --json --local-files-only --revision --tp "
+    "--trust-remote-code -h",
     "show": "--help --html --inputs --json --model --trust-remote-code -h",
     "explain": "--cache-dir --help --inputs --json --local-files-only --revision "
     "--trust-remote-code -h",

@@ -1,0 +1,73 @@
+"""`shardwright doctor`: what is split, what stays whole, and which calls a split model takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.report.doctor import TESTED, diagnose, doctor_report
+from shardwright.planner.report.tables import plain
+from tests.cli.conftest import Run
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Model(nn.Module):
+    """An MLP, and a module whose code asks data for numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.scaled = Scaled()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.down(self.up(x).relu())
+        return self.scaled(x if mask is None else x * mask)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain(x) * max(x.flatten().tolist())
+
+
+def test_a_model_that_runs(run: Run, model: Path) -> None:
+    found = json.loads(run("doctor", model, "--tp", 2, "--tp", 4, "--json").stdout)
+    assert found["architecture"] == "LlamaForCausalLM"
+    assert [(row["tp"], row["fits"]) for row in found["ranks"]] == [(2, True), (4, True)]
+    assert all(row["share"] < 1 / row["tp"] + 0.02 for row in found["ranks"])
+    assert found["whole"] == found["opaque"] == found["refused"] == []
+    assert any("filled the cache" in call for call in found["proven"])
+    assert found["versions"].keys() == TESTED.keys()
+
+
+def test_it_is_printed(run: Run, model: Path) -> None:
+    text = run("doctor", model, "--tp", 2).stdout
+    assert text.startswith("LlamaForCausalLM: ")
+    assert "No large parameter stays replicated." in text
+    assert "input_ids, use_cache=False" in text
+
+
+def test_what_stays_whole_is_named() -> None:
+    found = diagnose(Model(), (2,), args=torch.zeros(3, 19, 16))
+    assert found.opaque == ["scaled"]
+    assert "scaled: stay whole" in plain(doctor_report(found))
+    assert found.ranks[0].share > 0.5
+
+
+def test_an_unknown_device_is_refused(run: Run, model: Path) -> None:
+    result = run("doctor", model, "--tp", 2, "--device", "l5")
+    assert result.exit_code == 2 and "l5" in result.stderr
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_tested_versions_are_those_of_development(name: str) -> None:
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert any(pin == f"{name}=={TESTED[name]}" for pin in pins)
