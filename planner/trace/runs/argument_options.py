@@ -153,9 +153,8 @@ def _patches(at: Subject, name: str) -> Iterator[Option]:
 def _sounds(at: Subject, name: str) -> Iterator[Option]:
     """Yield frames of some bands each, with as many bands as a config or the first layer says."""
     keys = "num_mel_bins", "input_size", "feature_size", "input_dim"
-    said = [number(config, *keys) for config in at.configs]
-    every = [*(n for n in said if n), _first_width(at.module)]
-    every = [n for n in every if n] if any(said) else [*BANDS, *(n for n in every if n)]
+    said = [n for config in at.configs if (n := number(config, *keys))]
+    every = [n for n in (*(said or BANDS), _first_width(at.module)) if n]
     halves = [2 * n for config in at.configs if (n := number(config, "max_source_positions"))]
     for bands, frames in product(dict.fromkeys(every), halves or (FRAMES, MORE_FRAMES)):
         yield {name: at.floats(TRACE_BATCH, bands, frames)}
@@ -181,11 +180,6 @@ def _states(at: Subject, name: str) -> Iterator[Option]:
         yield {name: at.floats(TRACE_BATCH, FRAMES, bands)}
 
 
-def _queries(at: Subject, name: str) -> Iterator[Option]:
-    if width := number(at.configs[0], "hidden_size"):
-        yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, width)}
-
-
 def _placed_patches(at: Subject, name: str) -> Iterator[Option]:
     """Yield patches, in front of each its row and column."""
     if width := _first_width(at.module):
@@ -203,7 +197,7 @@ def _boxes(_at: Subject, name: str) -> Iterator[Option]:
 def _series(at: Subject, name: str) -> Iterator[Option]:
     """Yield time series: one channel, or as many as the config has."""
     config = at.configs[0]
-    length = number(config, "context_length", "num_input_channels") or TRACE_SEQ
+    length = number(config, "context_length") or TRACE_SEQ
     lags = getattr(config, "lags_sequence", None) or [0]
     if channels := number(config, "num_input_channels", "input_size"):
         yield {name: at.floats(TRACE_BATCH, length + max(lags), channels)}
@@ -221,7 +215,7 @@ OPTIONS: dict[str, Callable[[Subject, str], Iterator[Option]]] = {
     "input_values": _waves,
     "hidden_states": _states,
     "inputs_embeds": _states,
-    "query_embeds": _queries,
+    "query_embeds": _states,
     "qformer_input_ids": _tokens,
     "bbox": _boxes,
     "past_values": _series,
