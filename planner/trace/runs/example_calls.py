@@ -173,7 +173,7 @@ def _dtype(module: nn.Module) -> torch.dtype:
 def _known(module: nn.Module) -> str:
     """Say which inputs a model needs, as far as its code says so."""
     at = Subject(module, torch.float32)
-    wanted = main_inputs(module)
+    wanted = [name for name in main_inputs(module) if name in at.names]
     wanted += [n for n, p in at.names.items() if p.default is p.empty and n not in wanted]
     if not wanted:
         return ""
