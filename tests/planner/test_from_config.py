@@ -13,6 +13,8 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from shardwright.planner.trace.model.source import read_source
+from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -115,3 +117,29 @@ def test_planned_from_a_config_and_equal(name: str) -> None:
         for key, gradient in gradients.items():
             scale = max(float(gradient.abs().max()), 1.0)
             torch.testing.assert_close(mine[key], gradient, rtol=0, atol=1e-9 * scale)
+
+
+class Reads(nn.Module):
+    """Scales images by numbers that it reads off them."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = transformers.ViTConfig(image_size=20, patch_size=4)
+        self.gain = nn.Linear(20, 20)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.gain(pixel_values) * max(pixel_values.flatten().tolist())
+
+
+def test_inputs_that_are_read_are_taken_if_no_others_run() -> None:
+    assert example_call(Reads().to("meta"))["pixel_values"].shape == (3, 3, 20, 20)
+
+
+def test_calls_that_the_code_refuses_are_not_traced() -> None:
+    """Two towers are not called with text alone."""
+    config = pair()
+    config.architectures = ["CLIPModel"]
+    source = read_source(config)
+    assert all("pixel_values" in run.kwargs for wish in source.wishes for run in wish)
