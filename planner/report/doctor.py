@@ -102,10 +102,9 @@ def diagnose(
     traced = {id(run) for run in source.further}
     lost = [wish[0] for wish in source.wishes if not any(id(run) in traced for run in wish)]
     first = plans[0] if plans else None
-    parameters = sum(p.numel() for p in {*source.module.parameters()})
     return Diagnosis(
         source.architecture,
-        parameters,
+        sum(p.numel() for p in source.module.parameters()),
         str(source.dtype).removeprefix("torch."),
         {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in given.items()},
         rows,

@@ -40,6 +40,9 @@ GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "grid_hw", "spatial_shap
 PADDED = "spatial_shapes"
 """The one of them whose patches are padded to a number for each image, with a mask."""
 
+SHORT = 13
+"""Tokens for models with few positions."""
+
 BOX = 4
 """Coordinates of a box."""
 
@@ -117,15 +120,15 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
     yield from _patches(at, name)
     sizes = [(config, sides) for config in at.configs if (sides := _sides(config))]
     sizes += [(config, (SIDE, SIDE)) for config in at.configs[:1]]
-    for config, sides in sizes:
-        if frames := number(config, "num_frames", "frames_per_clip"):
-            yield {name: at.floats(TRACE_BATCH, frames, _colours(config), *sides)}
-        yield {name: at.floats(TRACE_BATCH, _colours(config), *sides)}
+    shapes = dict.fromkeys((_colours(config), *sides) for config, sides in sizes)
+    frames = (number(config, "num_frames", "frames_per_clip") for config in at.configs)
+    for shape, n in product(shapes, (*dict.fromkeys(n for n in frames if n), None)):
+        yield {name: at.floats(TRACE_BATCH, *((n,) if n else ()), *shape)}
     for config in at.configs:
         if patch := number(config, "patch_size"):
             yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, _colours(config) * patch * patch)}
-    for config, sides in sizes:
-        yield {name: at.floats(TRACE_BATCH, 2, _colours(config), *sides)}
+    for shape in shapes:
+        yield {name: at.floats(TRACE_BATCH, 2, *shape)}
 
 
 def _patches(at: Subject, name: str) -> Iterator[Option]:
@@ -186,8 +189,11 @@ def _placed_patches(at: Subject, name: str) -> Iterator[Option]:
         yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, 2 + width)}
 
 
-def _tokens(_at: Subject, name: str) -> Iterator[Option]:
-    yield {name: torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")}
+def _tokens(at: Subject, name: str) -> Iterator[Option]:
+    """Yield token ids; fewer if a config has no positions for so many."""
+    most = (number(config, "max_position_embeddings") or TRACE_SEQ for config in at.configs)
+    for length in (TRACE_SEQ,) if min(most) >= TRACE_SEQ else (TRACE_SEQ, SHORT):
+        yield {name: torch.zeros(TRACE_BATCH, length, dtype=torch.int64, device="meta")}
 
 
 def _boxes(_at: Subject, name: str) -> Iterator[Option]:
