@@ -126,8 +126,7 @@ def _in_words(run: Run) -> str:
     """Return what a call gives, and what it continues."""
     given = [str(i) for i in range(len(run.args))]
     given += [
-        name if isinstance(value, Tensor) or not isinstance(value, bool) else f"{name}={value}"
-        for name, value in run.kwargs.items()
+        f"{name}={value}" if isinstance(value, bool) else name for name, value in run.kwargs.items()
     ]
     of = f"{run.module}: " if run.module else ""
     after = ", after a call that filled the cache" if run.resumes else ""
