@@ -12,22 +12,18 @@ does not batch the unsplit model, or not to the same tokens. Exits with 1 if tok
 from __future__ import annotations
 
 import copy
-import json
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import track
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import shardwright
-from benchmarks.zoo import write
+from benchmarks.zoo import Row, printed
 from benchmarks.zoo_case import build
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError
@@ -43,8 +39,6 @@ PAGE, BLOCKS, BATCH = 8, 24, 24
 """Less room than all prompts need at once, so that requests wait for others to end."""
 OURS, NOT_BATCHED = "equal", "not batched whole"
 
-Row = dict[str, Any]
-
 
 @click.command()
 @click.argument("names", nargs=-1)
@@ -56,16 +50,8 @@ def main(names: tuple[str, ...], tp: int, device: str, part: str, path: Path | N
     """Compare continuous batching of split models with the whole ones' tokens."""
     k, n = map(int, part.split("/"))
     chosen = (names or tuple(zoo.names("causal")))[k - 1 :: n]
-    console, rows = Console(stderr=True), []
     found = sweep([("causal", name) for name in chosen], tp, compared, 1, 300.0, device)
-    hidden = not console.is_terminal
-    for row in track(found, "batching", len(chosen), console=console, disable=hidden):
-        rows.append(row)
-        print(*(f"{key}={value}" for key, value in row.items()), flush=True)
-        if path:
-            write(path, {"rows": sorted(rows, key=lambda row: row["name"])})
-    counts = Counter(row.get("verdict", "failed") for row in rows)
-    print(json.dumps(counts))
+    counts = printed(found, "batching", len(chosen), path)
     sys.exit(1 if {*counts} - {OURS, NOT_BATCHED, "refused"} else 0)
 
 

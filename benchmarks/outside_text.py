@@ -11,23 +11,17 @@ error is not one of ours.
 
 from __future__ import annotations
 
-import copy
-import json
 import sys
 import time
-from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.progress import track
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
-from benchmarks.zoo import write
+from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError
 from shardwright.planner.trace.model.source import from_config
@@ -55,17 +49,10 @@ def main(
     """Plan what transformers has outside text."""
     k, n = map(int, part.split("/"))
     jobs = [(cls, kind) for kind, cls in classes().items() if not names or kind in names]
-    console, rows = Console(stderr=True), []
-    found = sweep(jobs[k - 1 :: n], 1, partial(planned, made, tp), 1, limit)
-    hidden = not console.is_terminal
-    for row in track(found, "planning", len(jobs[k - 1 :: n]), console=console, disable=hidden):
-        rows.append(row)
-        print(*(f"{key}={value}" for key, value in row.items()), flush=True)
-        if path:
-            write(path, {"rows": sorted(rows, key=lambda row: row["name"])})
-    counts = Counter(row.get("verdict", "raw") for row in rows)
-    print(json.dumps(counts))
-    sys.exit(1 if counts["raw"] else 0)
+    jobs = jobs[k - 1 :: n]
+    found = sweep(jobs, 1, partial(planned, made, tp), 1, limit)
+    counts = printed(found, "planning", len(jobs), path)
+    sys.exit(1 if counts["failed"] else 0)
 
 
 def classes() -> dict[str, str]:
@@ -82,19 +69,19 @@ def classes() -> dict[str, str]:
     return {kind: min(of)[1] for kind, of in sorted(found.items()) if kind not in text}
 
 
-def planned(made: bool, tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -> Any:
+def planned(made: bool, tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -> Row:
     """Return the row of a model type."""
-    row: dict[str, Any] = {"kind": cls, "name": kind}
+    row: Row = {"kind": cls, "name": kind}
     try:
         config = CONFIG_MAPPING[kind]()
         config.architectures = [cls]
-        from_config(copy.deepcopy(config))
+        model = from_config(config)
     except Exception as error:  # defaults need not fit together, or need other packages
-        return row | {"verdict": "not built", "why": _first_line(error)}
+        return row | {"verdict": "not built", "why": repr(error)[:300]}
     begun = time.process_time()
     try:
         if made:
-            inputs = example_call(from_config(config))
+            inputs = example_call(model)
             shapes = {n: list(v.shape) for n, v in inputs.items() if isinstance(v, torch.Tensor)}
             row |= {"verdict": "made", "inputs": shapes}
         else:
@@ -102,12 +89,8 @@ def planned(made: bool, tp: int, cls: str, kind: str, rank: int, ranks: int, mes
             held, whole = plan.predicted.parameter_bytes[0], plan.predicted.unsharded_bytes
             row |= {"verdict": "planned", "share": round(held / whole, 3)}
     except ShardwrightError as error:
-        row |= {"verdict": "refused", "why": _first_line(error)}
+        row |= {"verdict": "refused", "why": repr(error)[:300]}
     return row | {"seconds": round(time.process_time() - begun, 1)}
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip() or '-'}".splitlines()[0][:300]
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ tokens differ.
 from __future__ import annotations
 
 import copy
-import json
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +20,11 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.nn import functional as F
 
 import shardwright
-from benchmarks.zoo import write
+from benchmarks.zoo import Row, printed
 from benchmarks.zoo_case import build
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.communication.mesh import Mesh
@@ -40,8 +36,6 @@ from tests.ranks import run_ranks
 NEW_TOKENS = 6
 PROMPTS = ([5, 9, 11, 4, 7, 13, 6], [8, 3, 21], [17])
 LONGEST = 64
-
-Row = dict[str, Any]
 
 
 @dataclass
@@ -128,6 +122,14 @@ def compared(name: str, tp: int) -> Row:
     return row | {"verdict": "equal" if all(each == want for each in found) else "wrong"}
 
 
+def row_of(name: str, tp: int) -> Row:
+    """Return the row of an architecture, whatever its code raises."""
+    try:
+        return compared(name, tp)
+    except Exception as error:  # no error of ours
+        return {"name": name, "tp": tp, "verdict": "raw", "why": repr(error)[:300]}
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--tp", default=2, show_default=True, help="Ranks.")
@@ -137,18 +139,7 @@ def main(names: tuple[str, ...], tp: int, part: str, path: Path | None) -> None:
     """Compare tokens of rows of split models with those of the unsplit ones."""
     k, n = map(int, part.split("/"))
     chosen = (names or tuple(zoo.names("causal")))[k - 1 :: n]
-    console, rows = Console(stderr=True), []
-    for name in track(chosen, "rows", console=console, disable=not console.is_terminal):
-        try:
-            row = compared(name, tp)
-        except Exception as error:  # whatever is raised that is no error of ours
-            row = {"name": name, "tp": tp, "verdict": "raw", "why": repr(error)[:300]}
-        rows.append(row)
-        print(*(f"{key}={value}" for key, value in row.items()), flush=True)
-        if path:
-            write(path, {"rows": sorted(rows, key=lambda row: row["name"])})
-    counts = Counter(row["verdict"] for row in rows)
-    print(json.dumps(counts))
+    counts = printed((row_of(name, tp) for name in chosen), "rows", len(chosen), path)
     sys.exit(1 if {"wrong", "raw"} & {*counts} else 0)
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ SAMPLE = {
     "seq2seq": ["longt5", "marian", "pegasus_x"],
 }
 """Further ones: experts, latents, recurrences, convolutions, shared blocks, masks."""
+Row = dict[str, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -106,6 +109,22 @@ def main(
 def in_order(rows: list[dict[str, Any]], jobs: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return the rows in the order of their jobs."""
     return sorted(rows, key=lambda r: jobs.index((r["kind"], r["name"])))
+
+
+def printed(found: Iterable[Row], what: str, total: int, path: Path | None) -> Counter[str]:
+    """Print each row as it comes, and write all so far; return how often each verdict came.
+
+    A row without a verdict counts as "failed".
+    """
+    console, rows = Console(stderr=True), list[Row]()
+    for row in track(found, what, total, console=console, disable=not console.is_terminal):
+        rows.append(row)
+        print(*(f"{key}={value}" for key, value in row.items()), flush=True)
+        if path:
+            write(path, {"rows": sorted(rows, key=lambda row: row["name"])})
+    counts = Counter(row.get("verdict", "failed") for row in rows)
+    print(json.dumps(counts))
+    return counts
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shardwright.planner.cli.console import compact, working
-from shardwright.planner.cli.shared import COUNT, as_json, reads_model, with_inputs
+from shardwright.planner.cli.shared import COUNT, as_json, priced_on, reads_model, with_inputs
 
 
 @click.command(
@@ -21,8 +21,7 @@ Examples:
 @click.argument("model")
 @click.option("--tp", "ranks", type=COUNT, multiple=True, metavar="N", default=(2, 4, 8),
               show_default="2, 4, 8", help="Ranks to plan for; repeatable.")  # fmt: skip
-@click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
-              help="Device to price for: a known one, or a profile.json.")  # fmt: skip
+@priced_on
 @reads_model()
 @as_json
 def doctor(

@@ -16,6 +16,7 @@ from shardwright.planner.cli.shared import (
     DTYPES,
     as_json,
     check_folder,
+    priced_on,
     reads_model,
     show_plan,
     with_inputs,
@@ -80,8 +81,7 @@ Examples:
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--dequantize", is_flag=True,
               help="Hold weights of a quantized checkpoint dense.")  # fmt: skip
-@click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
-              help="Device to price for: a known one, or a profile.json.")  # fmt: skip
+@priced_on
 @click.option("--pin", "pins", metavar="NAME=PLACEMENT", multiple=True,
               help="Keep parameters at replicate or shard:DIM; repeatable.")  # fmt: skip
 @click.option("--pins", "pin_file", type=click.Path(dir_okay=False), metavar="FILE",

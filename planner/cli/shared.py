@@ -23,6 +23,10 @@ COUNT = Count()
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+priced_on = click.option(
+    "--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
+    help="Device to price for: a known one, or a profile.json.",
+)  # fmt: skip
 _OF_HUB = (
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
     click.option("--revision", metavar="NAME", help="Branch, tag or commit of a hub id."),

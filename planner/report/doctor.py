@@ -14,6 +14,7 @@ from torch import Tensor
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import DEVICE, read
 from shardwright.planner.contract.mesh import TP
+from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan, Replicated
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.report import tables
@@ -105,7 +106,7 @@ def diagnose(
     return Diagnosis(
         source.architecture,
         sum(p.numel() for p in source.module.parameters()),
-        str(source.dtype).removeprefix("torch."),
+        dtype_name(source.dtype),
         {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in given.items()},
         rows,
         whole=first.replicated if first else [],

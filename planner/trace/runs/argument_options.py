@@ -64,6 +64,11 @@ class Subject:
         return {n: p for n, p in found.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
     @cached_property
+    def needed(self) -> list[str]:
+        """Those without a default."""
+        return [name for name, p in self.names.items() if p.default is p.empty]
+
+    @cached_property
     def configs(self) -> list[Any]:
         """Its config and those nested in it, outer ones first."""
         found: list[Any] = [getattr(self.module, "config", None)]

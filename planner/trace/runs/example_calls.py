@@ -32,7 +32,6 @@ GET_BASE = "get_base_model"
 
 IDS, DECODER_IDS = "input_ids", "decoder_input_ids"
 PIXELS, SIZES = "pixel_values", "image_sizes"
-VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 FEATURES = "get_image_features"
 """The method of transformers' models that returns one vector for each image token."""
 
@@ -85,9 +84,8 @@ def _takes_text(module: nn.Module) -> bool:
 
 def _takes_text_alone(module: nn.Module) -> bool:
     """Return whether a model needs token ids and knows of nothing to look at or listen to."""
-    names = inspect.signature(module.forward).parameters
-    needed = {n for n, p in names.items() if p.default is p.empty and p.kind not in VARIABLE}
-    return _takes_text(module) and not (needed | names.keys() & {*CONTENT}) - {IDS}
+    at = Subject(module, torch.float32)
+    return _takes_text(module) and not ({*at.needed} | at.names.keys() & {*CONTENT}) - {IDS}
 
 
 def _decodes(module: nn.Module) -> bool:
@@ -174,7 +172,7 @@ def _known(module: nn.Module) -> str:
     """Say which inputs a model needs, as far as its code says so."""
     at = Subject(module, torch.float32)
     wanted = [name for name in main_inputs(module) if name in at.names]
-    wanted += [n for n, p in at.names.items() if p.default is p.empty and n not in wanted]
+    wanted += [name for name in at.needed if name not in wanted]
     if not wanted:
         return ""
     main = wanted[0]

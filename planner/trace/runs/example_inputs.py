@@ -25,11 +25,10 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
     Floating inputs have the dtype `dtype`. Tensors are on meta, except for those with values.
     """
     at = Subject(module, dtype)
-    needed = [name for name, p in at.names.items() if p.default is p.empty]
-    for chosen in _choices(at, needed):
+    for chosen in _choices(at):
         options = [list(OPTIONS[name](at, name)) for name in chosen]
         made = {name for option in options for each in option for name in each}
-        rest = [name for name in needed if name not in made]
+        rest = [name for name in at.needed if name not in made]
         more = [n for n in at.names if n in rest or (n in BESIDE and n not in made)]
         for names in (rest, more)[: 1 + (rest != more)]:
             for parts in product(*options):
@@ -39,10 +38,10 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
                     yield {**given, **dict(zip(names, values, strict=True))}
 
 
-def _choices(at: Subject, needed: list[str]) -> Iterator[list[str]]:
+def _choices(at: Subject) -> Iterator[list[str]]:
     """Yield names of arguments to make: those that are needed, then more."""
     main = main_inputs(at.module)
-    first = [name for name in at.names if name in OPTIONS and (name in needed or name in main)]
+    first = [name for name in at.names if name in OPTIONS and (name in at.needed or name in main)]
     if not first:
         first = [name for name in list(at.names)[:1] if name in OPTIONS]
     if not first:

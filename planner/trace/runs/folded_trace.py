@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,13 @@ from itertools import product
 
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, fold
-from shardwright.planner.blocks.stacks import find_stacks, holders, shared_beyond, shortened
+from shardwright.planner.blocks.stacks import (
+    Stack,
+    find_stacks,
+    holders,
+    shared_beyond,
+    shortened,
+)
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
@@ -166,14 +172,7 @@ def trace_folded(
             if not stacks:
                 continue
             try:
-                with shortened(module, stacks):
-                    graph, shared = traced(source), shared_beyond(module, stacks, owners)
-                    try:
-                        folding = fold(graph, stacks, shared)
-                    except Idle:
-                        if not any(answers for _, answers in graph.branch_paths):
-                            raise
-                        folding = fold(traced(source, skips=True), stacks, shared)
+                folding = _folded(source, stacks, owners)
                 return folding, unfold(folding)
             except Unfoldable as error:
                 culprit = error.stack  # next with the end blocks apart, or without this stack
@@ -189,6 +188,23 @@ def trace_folded(
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
     return folding, unfold(folding)
+
+
+def _folded(source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[str]]) -> Folding:
+    """Trace a model shortened to one block of each kind of `stacks`, and fold its graph.
+
+    Raises:
+        ModelError: the model cannot be traced so.
+        Unfoldable: blocks differ.
+    """
+    with shortened(source.module, stacks):
+        graph, shared = traced(source), shared_beyond(source.module, stacks, owners)
+        try:
+            return fold(graph, stacks, shared)
+        except Idle:
+            if not any(answers for _, answers in graph.branch_paths):
+                raise
+            return fold(traced(source, skips=True), stacks, shared)
 
 
 def traced(source: Source, skips: bool = False) -> Graph:
