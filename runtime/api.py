@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import shardwright
-from shardwright.errors import CheckpointError, PlanError, UsageError
+from shardwright.errors import CheckpointError, PlanError, UsageError, first_line
 from shardwright.planner.contract.files import read_json
 from shardwright.planner.contract.mesh import read_mesh
 from shardwright.planner.contract.plan_file import Plan
@@ -192,7 +192,7 @@ def split_and_read(
         agree("loading", failure, groups=groups)
         model.shardwright_report = report  # type: ignore[assignment]
     distribute(model, ranks)
-    average_gradients(model, [ranks[name] for name in plan.batch_dims])
+    average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
 
 
 def _open_checkpoint(
@@ -249,7 +249,7 @@ def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.
         model.generation_config = settings
     except Exception as error:  # whatever transformers raises on what it does not expect
         if file.is_file():
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            text = first_line(error)
             raise CheckpointError(f"{file} cannot be used: {text:.300}") from None
         if not isinstance(error, OSError):  # none came with it
             raise
@@ -298,7 +298,7 @@ def apply(
     agree("applying the plan", failure, alike, groups)
     ranks = _split(model, plan, ranks)
     distribute(model, ranks)
-    average_gradients(model, [ranks[name] for name in plan.batch_dims])
+    average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
     if local:
         take_own_rows(model, ranks)
     return model

@@ -16,6 +16,7 @@ from shardwright.planner.contract.dims import MOST_PIECES, Atom, Dim, Product, a
 from shardwright.planner.contract.lengths import parsed
 from shardwright.planner.contract.mesh import (
     CP,
+    EP,
     MOST_RANKS,
     TP,
     batch_dims,
@@ -79,7 +80,7 @@ def check(plan: Plan) -> None:
             all(0 <= n <= LARGEST for n in shape) and len(shape) <= 16 and prod(shape) < 2**60,
             f"model.parameters.{name}: {shape!r:.60} is no shape",
         )
-    split = {name: size for name, size in plan.mesh.items() if name in (CP, TP)}
+    split = {name: size for name, size in plan.mesh.items() if name in (CP, EP, TP)}
     coords = coords_of(split, plan.sub_axes, 0)
     _check_drawing(plan, coords)
     for call in plan.calls:

@@ -1,5 +1,7 @@
 """The mesh of a plan: `tp` splits weights, `cp` splits sequences, other dims share the batch.
 
+The ranks of `ep` share the batch, too, and each holds some of the experts of a mixture.
+
 A mesh dim may be a product of sub-axes, `tp.0` being the major one; `tp` means all of them.
 """
 
@@ -14,6 +16,7 @@ from shardwright.errors import PlanError, UsageError
 
 TP = "tp"
 CP = "cp"
+EP = "ep"
 
 BATCH = ("dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "data", "replica")
 """Names of mesh dims whose ranks share the batch; each rank along them holds a model copy."""
@@ -62,10 +65,10 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
         raise UsageError(f"{prod(sizes.values()):,} ranks: {MOST_RANKS:,} are the most")
     if TP not in sizes:
         raise UsageError(f"the mesh {dict(sizes)} has no dim 'tp': its ranks split the weights")
-    for name in sorted(sizes.keys() - {TP, CP, *BATCH}):
+    for name in sorted(sizes.keys() - {TP, CP, EP, *BATCH}):
         raise UsageError(
-            f"mesh dim '{name}' means nothing here: 'tp' splits weights, 'cp' sequences, and "
-            f"copies of the model share the batch over {', '.join(BATCH)}"
+            f"mesh dim '{name}' means nothing here: 'tp' splits weights, 'cp' sequences, 'ep' "
+            f"spreads experts, and copies of the model share the batch over {', '.join(BATCH)}"
         )
     return dict(sorted(sizes.items()))  # in the order of a plan file
 

@@ -54,7 +54,7 @@ class Quantized(Part):
 class Workload(SparsePart):
     """What the plan was priced for."""
 
-    optional = frozenset({"dp", "quantized", "gpus_per_host"})
+    optional = frozenset({"dp", "quantized", "gpus_per_host", "spread"})
 
     batch: Asked
     seq: Asked
@@ -65,6 +65,10 @@ class Workload(SparsePart):
     )
     replicas: Asked = Field(
         default=1, description="copies of the model that share the batch as evenly as possible"
+    )
+    spread: Asked = Field(
+        default=1,
+        description="how many of those copies share out the experts of mixtures; left out if 1",
     )
     sequence_parallel: bool = Field(
         default=False, description="hidden states between blocks are sharded along the sequence"

@@ -22,6 +22,7 @@ from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.contract.plan_figures import (
+    LARGEST,
     Count,
     DrawnBlock,
     Draws,
@@ -109,11 +110,23 @@ class ModuleCall(Part):
     )
 
 
+class Dispatch(Part):
+    """How a mixture's tokens travel to the ranks of `ep` that hold their experts, and back.
+
+    Each slot names an argument of the module's `forward`.
+    """
+
+    tokens: str = Field(description="the hidden states, of which each row is a token")
+    experts: str = Field(description="the numbers of each token's experts")
+    weights: str = Field(description="how much each of them counts")
+    count: int = Field(ge=2, le=LARGEST, description="experts of the module")
+
+
 class ModulePlan(SparsePart):
     """What changes in one module; modules that a plan does not name stay as they are."""
 
     optional = frozenset(
-        "attention checked draws each flags keeps no_gradient sizes unknown varies".split()
+        "attention checked dispatch draws each flags keeps no_gradient sizes unknown varies".split()
     )
 
     layer: str = Field(
@@ -185,6 +198,11 @@ class ModulePlan(SparsePart):
         "left out if empty",
     )
 
+    dispatch: Dispatch | None = Field(
+        default=None,
+        description="its tokens travel to the ranks that hold their experts; left out if not",
+    )
+
     @property
     def boundary(self) -> list[Redistribution]:
         """Return all redistributions of tensors that enter, leave, or are set as attributes."""
@@ -194,7 +212,7 @@ class ModulePlan(SparsePart):
     def changes(self) -> bool:
         """Return whether the module runs differently than without a plan."""
         said = (self.parameters, self.boundary, self.attention, self.attributes)
-        return any((*said, self.sizes, self.draws))
+        return any((*said, self.sizes, self.draws, self.dispatch))
 
 
 class TracedCall(SparsePart):

@@ -6,8 +6,9 @@ module applies them to states of tensors, in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
+from math import prod
 from typing import NamedTuple
 
 from shardwright.planner.contract.mesh import hosts_of
@@ -221,11 +222,18 @@ class RedistributionCosts:
     def _cost(
         self, name: str, before: State, source: State, target: State
     ) -> TransitionCost | None:
-        time, backward = 0, 0
-        for i, run in enumerate(self.sizes.passes):
+        found = []
+        for run in self.sizes.passes:
             traffic, _ = self.inner(name, before, source, target, run)
             if traffic is None:
                 return None
+            found.append(traffic)
+        return self._of_passes(found)
+
+    def _of_passes(self, found: Iterable[Traffic]) -> TransitionCost:
+        """Return the cost of the traffic in each pass."""
+        time, backward = 0, 0
+        for i, (run, traffic) in enumerate(zip(self.sizes.passes, found, strict=True)):
             ahead, back = self.nanoseconds(traffic)
             time += run.times * (ahead + back * run.trains)
             backward += back * (i == 0)
@@ -239,9 +247,11 @@ class RedistributionCosts:
         gathered in each pass, and its gradient is reduce-scattered.
         """
         copies, trained = self.workload.replicas, self.graph.tensors[name].differentiable
+        if name in self.graph.marks.spread_experts:
+            copies //= self.workload.spread
         if copies < 2 or name not in self.read:
             return None
-        size = self.sizes.bytes(name, state)
+        size = self.sizes.of_own_experts(name, self.sizes.bytes(name, state))
         if name in self.sizes.shared_out:
             work = Work(self.sizes.at_rest(name, state), size, copies, hosts=self.hosts(0))
             ahead, copied = _collectives_and_copies([(ALL_GATHER, work)])
@@ -260,12 +270,38 @@ class RedistributionCosts:
             divided + ALL_REDUCE.copies(work),
         )
 
+    @cached_property
+    def chosen(self) -> Mapping[str, int]:
+        """Tokens that travel to the ranks that hold their experts -> experts of each."""
+        return dict(self.graph.marks.travelling)
+
+    def travelling(self, name: str, state: State, run: Pass) -> Traffic:
+        """Return the traffic of tokens that travel to their experts and back, in a pass.
+
+        Each token is sent once for each of its experts, with a weight. Experts are taken to be
+        chosen equally often.
+        """
+        tensor, ranks = self.graph.tensors[name], self.workload.spread
+        size, chosen = self.sizes.bytes(name, state, run), self.chosen[name]
+        pairs = size // (tensor.shape[-1] * tensor.dtype.itemsize) * chosen
+        load, sub = self.workload, self.states.sub
+        sizes = (sub.cp, load.replicas // ranks, ranks, sub.ranks)
+        hosts = hosts_of(sizes, (False, False, True, False), load.gpus_per_host or prod(sizes))
+        sends = [
+            Collective("all_to_all", n, ranks, hosts)
+            for n in (chosen * size, pairs * tensor.dtype.itemsize, chosen * size)
+        ]
+        copied = (5 * chosen + 1) * size  # sorted, put back in order, and summed
+        return Traffic(tuple(sends), tuple(sends), copied, copied)
+
+    def travelling_cost(self, name: str, state: State) -> TransitionCost:
+        """Return the cost of `travelling` in all passes."""
+        return self._of_passes([self.travelling(name, state, run) for run in self.sizes.passes])
+
     def averaging_cost(self, name: str, state: State) -> TransitionCost:
         """Return the cost of `averaging` in all passes."""
-        found, runs = self.averaging(name, state), self.sizes.passes
-        ahead, back = self.nanoseconds(found) if found else (0, 0)
-        time = sum(run.times * (ahead + back * run.trains) for run in runs)
-        return TransitionCost(time, 0 if any(run.trains for run in runs) else back)
+        found = self.averaging(name, state) or Traffic()
+        return self._of_passes([found] * len(self.sizes.passes))
 
     @cached_property
     def read(self) -> frozenset[str]:

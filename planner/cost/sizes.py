@@ -126,10 +126,18 @@ class TensorSizes:
         """
         tensor, dims = self.graph.tensors[name], self.axes.dims[name]
         size = tensor.stored_bytes(self.bytes(name, state) // tensor.dtype.itemsize)
+        size = self.of_own_experts(name, size)
         if name not in self.shared_out or not dims:
             return size
         rows = self.length(dims[0], cut_of(state.shards, 0), self.passes[0], False)
         return size // max(rows, 1) * -(-rows // self.workload.replicas)
+
+    def of_own_experts(self, name: str, size: int) -> int:
+        """Return the bytes of tensor `name` on the rank of `ep` that has most of its experts."""
+        if name not in self.graph.marks.spread_experts:
+            return size
+        rows = self.graph.tensors[name].shape[0]
+        return size // rows * -(-rows // self.workload.spread)
 
     def _measure(
         self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None
@@ -146,6 +154,8 @@ class TensorSizes:
         A quantized weight is read as it is stored, and its numbers are written and read.
         """
         size = self.bytes_at(op, i, state, run)
+        if i < len(op.inputs):
+            size = self.of_own_experts(op.inputs[i], size)
         if i >= len(op.inputs) or (tensor := self.graph.tensors[op.inputs[i]]).bits is None:
             return size
         return 2 * size + tensor.stored_bytes(size // tensor.dtype.itemsize)

@@ -4,7 +4,9 @@ A collective takes a latency plus bytes over a speed, by kind. The speed is the 
 nccl-tests, what one rank sends (or receives) each second when all do: a ring over n ranks sends
 2(n-1)/n of an all-reduce's bytes, (n-1)/n of a reduce-scatter's and n-1 times a rank's input of an
 all-gather (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005). The latency does not depend on the number of ranks. All figures are integers.
+MPICH", 2005). In an all-to-all each rank sends (n-1)/n of its input, too; its latency and speed are
+taken to be those of a reduce-scatter. The latency does not depend on the number of ranks. All
+figures are integers.
 
 Ranks on several hosts make one ring, in which each device of a host has its own way out, or go by
 levels: within the hosts, and between them on what is left of the bytes. The cheaper one counts.
@@ -98,7 +100,7 @@ class Device(_Part):
         """
         if ranks < 2:
             return 0
-        link: Link = getattr(self.links, kind)
+        link: Link = getattr(self.links, "reduce_scatter" if kind == "all_to_all" else kind)
         links = (near or ranks) - 1 if self.peer_links else 1
         return link.latency_ns + _ceil(
             sent(kind, size, ranks) * SECOND, links * link.bytes_per_s * ranks
@@ -147,7 +149,7 @@ class Device(_Part):
 
 def sent(kind: str, size: int, ranks: int) -> int:
     """Return the bytes that a rank sends in a collective, times the ranks to get an integer."""
-    factor = {"all_reduce": 2, "all_gather": ranks, "reduce_scatter": 1}[kind]
+    factor = {"all_reduce": 2, "all_gather": ranks, "reduce_scatter": 1, "all_to_all": 1}[kind]
     return factor * (ranks - 1) * size
 
 

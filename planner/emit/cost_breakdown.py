@@ -57,6 +57,7 @@ class CostBreakdown:
                 around = elements.blocks.around(boundary.module)
                 self._add_edge(self.aside[around], boundary.target)
         self._add_weights(elements)
+        self._add_travelling(elements)
         self.aside[("",)].calls["backward"] += flags
 
     def _add_op(self, cost: Cost, op: Op) -> None:
@@ -97,3 +98,20 @@ class CostBreakdown:
             averaging = costs.redistributions.averaging(name, self.bill.assignment[name])
             if averaging is not None:
                 self._add(reader[name], [averaging] * len(self.passes))
+
+    def _add_travelling(self, elements: Elements) -> None:
+        """Add the tokens that travel to their experts, to the element that reads them first."""
+        costs = self.bill.costs.redistributions
+        for name in sorted(costs.chosen):
+            cost = next(
+                (
+                    c
+                    for c, e in zip(self.elements, elements.found, strict=True)
+                    if any(name in op.inputs for op in e.ops)
+                ),
+                self.aside[("",)],
+            )
+            self._add(
+                cost,
+                [costs.travelling(name, self.bill.assignment[name], run) for run in self.passes],
+            )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import simplify
+from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph
@@ -24,20 +27,23 @@ class Layouts:
             a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
         }
         self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
-        self._placements: dict[tuple[int, State, bool], Placement] = {}
+        self._placements: dict[tuple[int, State, bool, bool], Placement] = {}
+        self.spread = graph.marks.spread_experts
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
         """Return the dims of a tensor with the sizes of the trace."""
         state = self.assignment[name] if state is None else state
-        return tuple(
+        dims = [
             self._dim(d, cut_of(state.shards, k), False)
             for k, d in enumerate(self.states.axes.dims[name])
-        )
+        ]
+        return self._spread(name, dims)
 
     def placement(self, name: str, state: State | None = None, stored: bool = False) -> Placement:
         """Return the placement of a tensor. Run-time sizes are left open unless it is `stored`."""
         state = self.assignment[name] if state is None else state
-        at = id(self.states.axes.dims[name]), state, stored  # copies of a block share their dims
+        # copies of a block share their dims
+        at = id(self.states.axes.dims[name]), state, stored, name in self.spread
         if at not in self._placements:
             self._placements[at] = self._placed(name, state, stored)
         return self._placements[at]
@@ -49,10 +55,16 @@ class Layouts:
             known = stored or bool(cut) or all(a.id in self.known for a in leaves_of(dim))
             dims.append(simplify(self._dim(dim, cut, not stored)) if known else layout.Atom(None))
         return Placement(
-            tuple(dims),
+            self._spread(name, dims),
             self.states.sub.texts(state.partial),
             self.states.sub.texts(state.grad_partial),
         )
+
+    def _spread(self, name: str, dims: Sequence[layout.Dim]) -> tuple[layout.Dim, ...]:
+        """Return the dims of a tensor; that of the experts is sharded if they are spread."""
+        if name not in self.spread:
+            return tuple(dims)
+        return (layout.Atom(layout.dim_size(dims[0]), EP), *dims[1:])
 
     def along(self, name: str, state: State) -> Placement:
         """Return the part of a tensor's placement that is over cp, with all sizes left open."""

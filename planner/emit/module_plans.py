@@ -9,9 +9,10 @@ from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
+from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
+from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
 from shardwright.planner.emit.interfaces import (
     Interface,
@@ -22,6 +23,7 @@ from shardwright.planner.emit.interfaces import (
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.redistributions import redistributions
+from shardwright.planner.experts.probe import Mixture
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Use
 from shardwright.planner.strategies.state import REPLICATED, State
 
@@ -47,6 +49,10 @@ def module_plans(
     local: dict[str, dict[str, str]] = {}
     for (module, name), dim in attributes.items():
         local.setdefault(module, {})[name] = str(simplify(dim))
+    mixtures: dict[str, Mixture] = layouts.graph.mixtures
+    for module, mixture in mixtures.items():
+        names = dict.fromkeys(mixture.attributes, f"{mixture.count}@{EP}")
+        local[module] = local.get(module, {}) | names
     given: dict[str, dict[str, str]] = {}
     for (module, call), text in sizes.items():
         given.setdefault(module, {})[call] = text
@@ -71,12 +77,25 @@ def module_plans(
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
             draws=drawn.get(name, []),
+            dispatch=_dispatch(mixtures.get(name)),
             flags=layouts.graph.flags.get(name, {}) if name in around else {},
             checked=name in around and name in layouts.graph.flags_from_data,
             **_said(every.get(name, nothing)),
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }
+
+
+def _dispatch(mixture: Mixture | None) -> Dispatch | None:
+    """Return what a plan says of the tokens that travel."""
+    if mixture is None:
+        return None
+    return Dispatch(
+        tokens=mixture.tokens,
+        experts=mixture.experts,
+        weights=mixture.weights,
+        count=mixture.count,
+    )
 
 
 def _said(found: Interface) -> dict[str, Any]:
@@ -99,7 +118,7 @@ def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
 
 def parameter_plan(layouts: Layouts, use: Use, stored: State, used: State) -> ParameterPlan | None:
     """Return the plan of a parameter for these states; None if it is stored and used replicated."""
-    if stored == used == REPLICATED:
+    if stored == used == REPLICATED and use.stored not in layouts.spread:
         return None
     at_rest = str(layouts.placement(use.stored, stored, True))
     seen = str(layouts.placement(use.used, used, True))

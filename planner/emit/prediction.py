@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from shardwright.planner.contract import dims as layout
-from shardwright.planner.contract.mesh import TP, Coords
+from shardwright.planner.contract.mesh import EP, TP, Coords
 from shardwright.planner.contract.plan_figures import CollectiveCount, Memory, Prediction
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.emit.layouts import Layouts
@@ -27,16 +27,21 @@ def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coo
         memory: The memory of the fullest rank.
         ranks: Coordinates of each rank.
     """
-    sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
+    sizes = {held(at): rank_bytes(layouts, at) for at in {held(r): r for r in ranks}.values()}
     first = bill.first_run
     return Prediction(
-        parameter_bytes=[sizes[at[TP]] for at in ranks],
+        parameter_bytes=[sizes[held(at)] for at in ranks],
         unsharded_bytes=rank_bytes(layouts, None),
         memory=memory,
         time_ns=first.price.time,
         phase_ns=first.times,
         collectives=count(first),
     )
+
+
+def held(at: Coords) -> tuple[object, ...]:
+    """Return the coordinates that decide which parameters a rank holds."""
+    return at[TP], at.get(EP)
 
 
 def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:

@@ -242,6 +242,9 @@ class Graph:
     Both have the same placement.
     """
 
+    mixtures: dict[str, Any] = field(default_factory=dict)
+    """Module -> its `Mixture` (`planner/experts/`), if its experts are spread over ranks."""
+
     blocks: list[Block] = field(default_factory=list)
     """In an unfolded graph: the block copies, in the order of their ops."""
 

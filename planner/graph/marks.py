@@ -173,6 +173,12 @@ class Marks:
     loop_masks: set[str] = _tensors()
     """Masks of loops that make one pass per true element."""
 
+    spread_experts: set[str] = _tensors()
+    """Parameters with a row for each expert, of which each rank of `ep` holds some, and views."""
+
+    travelling: set[tuple[str, int]] = _dims()
+    """(tokens, experts of each): they travel to the ranks of `ep` that hold their experts."""
+
     data_sized: set[tuple[str, int]] = _dims()
     """Dims whose length depends on data."""
 

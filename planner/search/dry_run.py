@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.dims import Dim, atoms, dim_size
-from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.mesh import EP, Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
@@ -70,7 +70,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
             different calls.
     """
     several = bool(layouts.states.sub.table())
-    every = task.ranks(layouts.states) if several else corners(task, layouts)
+    every = _without_ep(task.ranks(layouts.states)) if several else corners(task, layouts)
     dims = _traced(layouts)
     attributes, sizes = local_sizes(task.graph, dims, _unlike(every, dims), layouts.dim)
     return module_plans(task.source.module, layouts, attributes, sizes)
@@ -88,8 +88,13 @@ def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> lis
 
 def corners(task: Task, layouts: Layouts) -> list[Coords]:
     """Return the mesh coordinates of the ranks of a dry run: the first and the last."""
-    ranks = task.ranks(layouts.states)
+    ranks = _without_ep(task.ranks(layouts.states))
     return [ranks[0], ranks[-1]] if task.tp * task.cp > 1 else ranks[:1]
+
+
+def _without_ep(ranks: Sequence[Coords]) -> list[Coords]:
+    """Return the coordinates as if each rank had all experts: `planner/experts/` tests the rest."""
+    return [{**at, EP: (0, 1)} if EP in at else at for at in ranks]
 
 
 def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -> Mismatch | None:

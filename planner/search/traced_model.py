@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from shardwright.errors import InfeasibleError
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded
-from shardwright.planner.contract.mesh import CP, TP, replicas
+from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
+from shardwright.planner.experts.mixtures import find_mixtures, mark
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.lost_lengths import keep_beside_lost
@@ -32,6 +34,27 @@ class _Trace(NamedTuple):
     unmasked: bool
 
 
+def spread_experts(source: Source, folding: Folding, unfolded: Unfolded) -> None:
+    """Mark the mixtures of a traced model, whose experts are spread over the ranks of `ep`.
+
+    Raises:
+        InfeasibleError: it has none whose tokens may travel.
+    """
+    found = find_mixtures(folding.graph, source.module)
+    if not found.found:
+        some = next((f": '{m}' looks like one, but {w}" for m, w in found.refused.items()), "")
+        raise InfeasibleError(
+            f"{EP} spreads the experts of mixtures, and none of {source.architecture} was found "
+            f"whose tokens may be sent to other ranks{some}: name the mesh dim dp instead"
+        )
+    mark(folding.graph, found)
+    marks, copies = folding.graph.marks, unfolded.origin
+    if unfolded.graph is not folding.graph:
+        there, travelling = unfolded.graph.marks, dict(marks.travelling)
+        there.spread_experts |= {c for c, n in copies.items() if n in marks.spread_experts}
+        there.travelling |= {(c, travelling[n]) for c, n in copies.items() if n in travelling}
+
+
 @dataclass(frozen=True, eq=False)
 class TracedModel:
     """A model with a workload, to be planned on one mesh or several.
@@ -48,7 +71,7 @@ class TracedModel:
     workload: Workload
     pins: tuple[Pin, ...]
     sequence_parallel: bool | None = None
-    _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
+    _traces: dict[tuple[bool, bool, bool], _Trace] = field(default_factory=dict, init=False)
 
     def on(self, mesh: Mapping[str, int], dp: DataParallel, gpus_per_host: int | None) -> Task:
         """Return the task of planning the model on a mesh.
@@ -63,6 +86,7 @@ class TracedModel:
             InfeasibleError: sequences are to be sharded, and there are none between its blocks.
         """
         here = {"replicas": replicas(mesh), "dp": dp, "gpus_per_host": gpus_per_host}
+        here["spread"] = mesh.get(EP, 1)
         here["sequence_parallel"] = bool(self.sequence_parallel)
         workload = self.workload.model_copy(update=here)
         # whether there are ranks and tokens to split
@@ -82,7 +106,7 @@ class TracedModel:
 
         The trace keeps all repeated blocks if their code depends on the index of the block.
         """
-        at = workload.sequence_parallel, mesh.get(CP, 1) > 1
+        at = workload.sequence_parallel, mesh.get(CP, 1) > 1, workload.spread > 1
         if at in self._traces:
             return self._of_trace(self._traces[at], workload, mesh, along)
         self._traces[at] = self._trace(*at)
@@ -92,7 +116,9 @@ class TracedModel:
         self._traces[at] = self._trace(*at, folds=False)
         return self._of_trace(self._traces[at], workload, mesh, along)
 
-    def _trace(self, along_sequence: bool, by_rows: bool, folds: bool = True) -> _Trace:
+    def _trace(
+        self, along_sequence: bool, by_rows: bool, spread: bool, folds: bool = True
+    ) -> _Trace:
         """Trace the model. To shard sequences it makes fewer runs (`Source.along_sequence`)."""
         stage("trace")
         source = replace(self.source, trains="train" in self.workload.phases)
@@ -100,6 +126,8 @@ class TracedModel:
         if splits:
             source = source.along_sequence(by_rows)
         traced, folding, unfolded = trace_model(source, self.pins, splits, folds)
+        if spread:
+            spread_experts(traced, folding, unfolded)
         return _Trace(traced, folding, unfolded, bool(source.masks() - traced.masks()))
 
     def _of_trace(

@@ -133,6 +133,10 @@ class Bill:
             averaging = costs.averaging(name, self.assignment[name])
             if averaging is not None:
                 out.append((averaging, 1))
+        for name in sorted(costs.chosen):
+            out.append(
+                (costs.travelling(name, self.assignment[name], run or self.costs.passes[0]), 1)
+            )
         return out
 
     @cached_property

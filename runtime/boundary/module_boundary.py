@@ -38,6 +38,7 @@ from shardwright.runtime.slots import Keys, map_slots, replace, returned
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
     from shardwright.runtime.logits.split_logits import SplitHead
+    from shardwright.runtime.modules.dispatch import Dispatcher
     from shardwright.runtime.rows.attention_rows import AttentionRows
 
 
@@ -124,6 +125,8 @@ class ModuleBoundary:
         """Sizes of the unsplit model, by attribute. In a planned call code sees local sizes."""
         self.sizes: dict[str, Any] = {}
         """Local sizes of calls in the module's code (`GivenSizes`), by name of the call."""
+        self.dispatcher: Dispatcher | None = None
+        """Sends the tokens of a mixture to the ranks that hold their experts."""
         self.attention: AttentionRows | None = None
         """Mode around the code of a module whose attention sees a shard of the sequence."""
         self.draws: list[Part] | None = None
@@ -161,7 +164,8 @@ class ModuleBoundary:
         self.checked = self.spec is not None and self.spec.checked
         """Whether its flags are compared in calls that the model makes, too."""
         rows_or_draws = self.attention is not None or self.draws_apart
-        self.apart = rows_or_draws or self.computes_with_full or self.checked
+        special = self.computes_with_full or self.dispatcher is not None
+        self.apart = rows_or_draws or special or self.checked
         """Whether the module's code needs `compute`, rather than a plain call."""
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
         self.idle_out = alone and all(change.only_in_backward for change in self.outputs)
@@ -265,6 +269,8 @@ class ModuleBoundary:
         apart = self.draws_apart and not torch.compiler.is_compiling()
         drawing = drawing_for(module, draws) if apart else nullcontext()
         with self.attention or nullcontext(), drawing:
+            if self.dispatcher is not None:
+                return self.dispatcher.run(self.code, module, args, kwargs)
             return self.code(module, *args, **kwargs)
 
     def compute_with_full(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import CheckpointError
+from shardwright.errors import CheckpointError, first_line
 from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
@@ -110,7 +110,7 @@ class Conversions:
                 return {n: Source(called, recorder.expression(v)) for n, v in values.items()}
         except Exception as error:  # the operations may raise anything
             operations = ", ".join(type(o).__name__ for o in converter.operations)
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            why = first_line(error)
             todo = "load it once with transformers and save it with save_pretrained(directory, "
             if isinstance(error, Unexpressed):
                 todo = f"which Shardwright cannot do ({why}): {todo}save_original_format=False)"

@@ -11,7 +11,7 @@ ranks do if the user asks for it. Compiled ones are functional collectives, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Listener(TorchDispatchMode):
     """A mode that is told of each collective inside, including those of backward passes."""
 
     def note(self, kind: str, x: Tensor) -> None:
-        """Receive the input of an all_reduce, all_gather or reduce_scatter."""
+        """Receive the input of an all_reduce, all_gather, reduce_scatter or all_to_all."""
         raise NotImplementedError
 
 
@@ -74,6 +74,28 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
         return _pretend("reduce_scatter", x)[group.rank].clone()
     flat = _run(group, "reduce_scatter", x.reshape(-1))
     return flat.view(x.shape[1:])
+
+
+def all_to_all(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+    """Send rows of `x` to each rank, in the order of ranks: [sum(send), n] -> [sum(receive), n].
+
+    Not in compiled graphs, and not for shape-only groups.
+
+    Args:
+        x: The rows.
+        send: How many of them each rank gets.
+        receive: How many rows come from each rank.
+        group: The ranks.
+    """
+    assert group.pg is not None, "how many rows come is known on ranks only"
+    if _len_torch_dispatch_stack():
+        _tell("all_to_all", x)
+    out = x.new_empty(sum(receive), *x.shape[1:])
+    try:
+        dist.all_to_all_single(out, x.contiguous(), [*receive], [*send], group=group.pg)
+    except RuntimeError as error:
+        raise failed("all_to_all", error, group.pg) from error
+    return out
 
 
 def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None]]:

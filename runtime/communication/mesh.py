@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axes
+from shardwright.planner.contract.mesh import EP, TP, Coords, sub_name, with_sub_axes
 from shardwright.runtime.ranks.failure import noting_sockets
 from shardwright.runtime.shared_memory.channel import Channel
 from shardwright.runtime.shared_memory.connect import channel_of
@@ -122,15 +122,19 @@ class Mesh:
         return self._finer[key] if wanted else self
 
     def parameter_mesh(self) -> DeviceMesh | None:
-        """Return tp's DeviceMesh, one dim per sub-axis; None without one. All ranks call it."""
+        """Return the DeviceMesh of `ep` and tp, one dim per sub-axis; None without one.
+
+        All ranks call it.
+        """
         if self._parameter_mesh is None and self.device_mesh is not None:
             names = self.device_mesh.mesh_dim_names or ()
-            tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
+            own = tuple(name for name in names if name in (EP, TP))
+            part = self.device_mesh if names == own else self.device_mesh[own]
             if sizes := self.sub_axes.get(TP):
                 names = tuple(sub_name(TP, [i]) for i in range(len(sizes)))
                 with noting_sockets():
-                    tp = tp._unflatten(0, sizes, names)
-            self._parameter_mesh = tp
+                    part = part._unflatten(own.index(TP), sizes, names)
+            self._parameter_mesh = part
         return self._parameter_mesh
 
     def _sub_groups(self, sub_axes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:

@@ -4,12 +4,14 @@ Each copy computes the mean loss of its own sequences. The mean over copies is t
 batch if all copies have equally many tokens that count. Copies may use different parameters
 (experts that only some tokens reach), in a different order. At the end of a backward pass, all
 copies therefore average every parameter that any of them has a gradient for, in model order.
+An expert that one rank of `ep` holds has the sum of the gradients of all their tokens: it is
+divided, and averaged over the other dims.
 Several backward passes before a step stay correct: what was averaged before is equal on all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,9 +23,12 @@ from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group
 
 
-def average_gradients(model: nn.Module, groups: Sequence[Group]) -> None:
-    """Average the gradient of each parameter of `model` over each of `groups` from now on."""
-    groups = [group for group in groups if group.size > 1]
+def average_gradients(model: nn.Module, groups: Mapping[str, Group]) -> None:
+    """Average the gradient of each parameter of `model` over each of `groups` from now on.
+
+    `groups` has the ranks that share a batch, by mesh dim.
+    """
+    groups = {name: group for name, group in groups.items() if group.size > 1}
     if not groups:
         return
     copies = Copies(model, groups)
@@ -39,7 +44,7 @@ class Copies:
     parameters report it for compiled code and for parameters that are plain tensors.
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
+    def __init__(self, model: nn.Module, groups: Mapping[str, Group]) -> None:
         self.model, self.groups = model, groups
         self.hooks: dict[int, Any] = {}
         self.task = -1
@@ -73,15 +78,18 @@ class Copies:
         parameters = list(self.model.parameters())
         flags = torch.tensor([id(p) in self.made for p in parameters], dtype=torch.int32)
         flags = flags.to(parameters[0].device)
-        for group in self.groups:
+        for group in self.groups.values():
             flags = all_reduce(flags, group, "max")
         for i in flags.nonzero().flatten().tolist():
             parameter = parameters[i]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             grad = local = _local(parameter.grad)
-            for group in self.groups:
-                grad = all_reduce(grad / group.size, group)
+            held = getattr(parameter, "shardwright_placement", None)
+            for name, group in self.groups.items():
+                grad = grad / group.size
+                if held is None or name not in held.meshes:
+                    grad = all_reduce(grad, group)
             local.copy_(grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.errors import ModelError, UsageError
+from shardwright.errors import ModelError, UsageError, first_line
 from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 
@@ -220,7 +220,7 @@ def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
         how = hub.options()
         cls = get_class_from_dynamic_module(references[0], config.name_or_path, **how)
     except Exception as error:  # that code may raise anything
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        text = first_line(error)
         raise ModelError(f"the code that comes with {config.name_or_path} fails: {text}") from error
     if not issubclass(cls, nn.Module) or not hasattr(cls, "_from_config"):
         raise ModelError(f"{cls.__name__}, of the code that comes with the model, is no model")

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import ModelError
+from shardwright.errors import ModelError, first_line
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 
@@ -185,8 +185,7 @@ def _in_words(name: str | Path, error: Exception) -> str:
             f"transformers does not know the architecture '{kind:.80}' of {name}: upgrade it, "
             "or build the module yourself and plan that"
         )
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"cannot read the config of {name}: {text:.300}"
+    return f"cannot read the config of {name}: {first_line(error):.300}"
 
 
 def _model_type(path: Path) -> str | None:

@@ -27,6 +27,7 @@ from shardwright.runtime.boundary.module_class import LocalModule, put_class
 from shardwright.runtime.code.attributes import SIZES, set_local, set_sizes
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.logits.split_logits import SplitHead
+from shardwright.runtime.modules.dispatch import Dispatcher
 from shardwright.runtime.modules.given_sizes import GivenSizes
 from shardwright.runtime.modules.parameters import LocalTensors
 from shardwright.runtime.modules.vocab import VocabLookup
@@ -199,6 +200,8 @@ def apply_module(
     state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
     if spec.draws:
         state.draws, state.draws_apart = [Part(d, mesh, lengths) for d in spec.draws], True
+    if spec.dispatch is not None:
+        state.dispatcher = Dispatcher(spec.dispatch, mesh, own, path)
     if spec.attention:
         state.attention = _attention_rows(spec.attention, mesh, path, lengths)
     state.settle()

@@ -156,7 +156,7 @@ def _read(
         )
     _put(model, parts)
     distribute(model, mesh)
-    average_gradients(model, [mesh[name] for name in plan.batch_dims])
+    average_gradients(model, {name: mesh[name] for name in plan.batch_dims})
     return model
 
 

@@ -1,9 +1,9 @@
 """Layouts of SplitTensors: converts a plan's placements to torch's, gathers and shards tensors.
 
-The DeviceMesh of parameters has a dim for each sub-axis of tp; FSDP2 puts its own dims in front.
-A dim of a tensor is first sharded over tp, as the plan says, and then over FSDP2's dims, as
-`torch.chunk` does. This determines which indices of a dim a rank holds. Gathering and sharding
-follow from these indices.
+The DeviceMesh of parameters has a dim for `ep`, if the mesh has it, and for each sub-axis of tp;
+FSDP2 puts its own dims in front. A dim of a tensor is first sharded over ep and tp, as the plan
+says, and then over FSDP2's dims, as `torch.chunk` does. This determines which indices of a dim a
+rank holds. Gathering and sharding follow from these indices.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -22,8 +23,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.dims import Atom, Dim, Range, atoms, local_ranges
 from shardwright.planner.contract.mesh import (
+    EP,
     TP,
     Coords,
+    coords_of,
     mesh_dim_of,
     sub_axes_of,
     together,
@@ -34,12 +37,15 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group, Mesh
 
+PLANNED = (EP, TP)
+"""The mesh dims over which a plan shards parameters."""
+
 
 class PlannedShard(_StridedShard):
     """A placement that shards a dim by the plan's `layout`, where `torch.chunk` would differ.
 
     Examples are the rows of a fused weight (rank 0 has its shard of q, of k and of v), three heads
-    on two ranks, and heads that ranks share. `layout` covers all dims and all sub-axes of tp.
+    on two ranks, and heads that ranks share. `layout` covers all dims, ep and all sub-axes of tp.
 
     The class derives from torch's placement for shards in another order. Torch then takes it
     neither for a `Shard` nor for replicated, and reads `split_factor`, which raises.
@@ -106,13 +112,14 @@ def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, 
         out.append(Shard(split[0]) if split else Replicate())
     for dim in {p.dim for p in out if not p.is_replicate()}:
         chunks = DimShards.of(dim, shape, tuple(out), names, sizes)._replace(layout=None)
-        given = {name for name, p in zip(names, out, strict=True) if p == Shard(dim)}
-        ours = Atom(shape[dim], together(sorted(given), coords[0]))
+        given = sorted(name for name, p in zip(names, out, strict=True) if p == Shard(dim))
+        mixed = len({mesh_dim_of(name) for name in given}) > 1  # experts, and rows of each
+        ours = Atom(shape[dim], together(given[-1:] if mixed else given, coords[0]))
         for at in coords:
             planned = local_ranges(placement.dims[dim], at)
             chunked = chunks.held([at[name][0] for name in names])
             # A plain Shard must also be the even shard of the plan's own rules.
-            if not planned == chunked == local_ranges(ours, at):
+            if mixed or not planned == chunked == local_ranges(ours, at):
                 layout = str(Placement(placement.dims))
                 out = [PlannedShard(dim, layout) if p == Shard(dim) else p for p in out]
                 break
@@ -120,15 +127,16 @@ def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, 
 
 
 def axes_of(mesh: Mesh) -> list[str]:
-    """The names of the mesh dims of parameters: the sub-axes of tp, or tp itself."""
-    return sorted(sub_axes_of(TP, mesh.coords))
+    """The names of the mesh dims of parameters: ep, and the sub-axes of tp or tp itself."""
+    dims = [name for name in mesh.coords if name in PLANNED]
+    return [axis for dim in dims for axis in sorted(sub_axes_of(dim, mesh.coords))]
 
 
 def coords_of_all(mesh: Mesh) -> list[Coords]:
-    """The coordinates of each rank of tp, by rank."""
+    """The coordinates of each rank of ep and tp, by rank."""
     sub_axes = {TP: mesh.sub_axes[TP]} if TP in mesh.sub_axes else {}
-    size = mesh[TP].size
-    return [with_sub_axes({TP: (rank, size)}, sub_axes) for rank in range(size)]
+    dims = {name: mesh[name].size for name in mesh.coords if name in PLANNED}
+    return [coords_of(dims, sub_axes, rank) for rank in range(prod(dims.values()))]
 
 
 def _is_split_over(dim: Dim, axis: str, coords: Coords) -> bool:
@@ -162,7 +170,7 @@ class DimShards(NamedTuple):
         """The shards of dim `dim` of a tensor of `shape`."""
         layout = next((p.layout for p in placements if isinstance(p, PlannedShard)), None)
         split = [i for i, p in enumerate(placements) if not p.is_replicate() and p.dim == dim]
-        split.sort(key=lambda i: mesh_dim_of(names[i]) != TP)
+        split.sort(key=lambda i: mesh_dim_of(names[i]) not in PLANNED)
         return cls(shape[dim], layout, dim, names, sizes, tuple(split))
 
     def held(self, place: Sequence[int]) -> list[Range]:
@@ -171,7 +179,7 @@ class DimShards(NamedTuple):
         if self.layout is not None:
             ranges = local_ranges(parse(self.layout).dims[self.dim], self._coords(place))
         for i in self.split:
-            if self.layout is None or mesh_dim_of(self.names[i]) != TP:
+            if self.layout is None or mesh_dim_of(self.names[i]) not in PLANNED:
                 ranges = _chunk(ranges, place[i], self.sizes[i])
         return ranges
 
@@ -181,7 +189,11 @@ class DimShards(NamedTuple):
         for i in mine:
             rank, ranks = rank * self.sizes[i] + place[i], ranks * self.sizes[i]
         sub_axes = {TP: [self.sizes[i] for i in mine]} if len(mine) > 1 else {}
-        return with_sub_axes({TP: (rank, ranks)}, sub_axes)
+        at = {TP: (rank, ranks)}
+        if EP in self.names:
+            i = self.names.index(EP)
+            at[EP] = place[i], self.sizes[i]
+        return with_sub_axes(at, sub_axes)
 
     def places(self, place: Sequence[int], over: Iterable[int]) -> list[tuple[int, ...]]:
         """All mesh places that equal `place` except in mesh dims `over`, itself included."""

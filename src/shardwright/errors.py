@@ -14,6 +14,11 @@ A message is one line: what is wrong, where, and what to do instead.
 """
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class ShardwrightError(Exception):
     """Root of all errors that are the user's to mend; the command line prints it as one line."""
 

@@ -53,7 +53,7 @@ def test_copies_may_use_other_experts(case: str) -> None:
 
     def work(mesh: Mesh) -> tuple[list[Tensor | None], dict[str, int]]:
         model = Experts()
-        average_gradients(model, [mesh["dp"]])
+        average_gradients(model, {"dp": mesh["dp"]})
         model(ROWS[case][mesh["dp"].rank]).sum().backward()
         with count_collectives() as calls:
             model(ROWS[case][mesh["dp"].rank]).sum().backward()
@@ -70,7 +70,7 @@ def test_a_backward_pass_that_failed_leaves_nothing_behind() -> None:
     def work(mesh: Mesh) -> Tensor | None:
         layer = nn.Linear(2, 1, bias=False)
         nn.init.ones_(layer.weight)
-        average_gradients(layer, [mesh["dp"]])
+        average_gradients(layer, {"dp": mesh["dp"]})
 
         def fail(_: Tensor) -> None:
             raise ValueError("no")

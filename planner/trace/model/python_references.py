@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, first_line
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional arguments, and arguments by name."""
@@ -35,16 +35,18 @@ def made(name: str) -> Any:
     try:
         found = reduce(getattr, path.split("."), _module(home))
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise UsageError(f"cannot find {name}: {_line(error)}") from error
+        raise UsageError(f"cannot find {name}: {first_line(error)}") from error
     except (Exception, SystemExit) as error:  # any exception of user code in an import
         kind = type(error).__name__
-        raise UsageError(f"cannot import {home or 'nothing'}: {kind}: {_line(error)}") from error
+        raise UsageError(
+            f"cannot import {home or 'nothing'}: {kind}: {first_line(error)}"
+        ) from error
     if not callable(found) or isinstance(found, nn.Module):
         return found
     try:
         return found()
     except Exception as error:  # any exception of user code
-        raise UsageError(f"{name}() raised {type(error).__name__}: {_line(error)}") from error
+        raise UsageError(f"{name}() raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def inputs(name: str) -> Inputs:
@@ -61,8 +63,8 @@ def inputs(name: str) -> Inputs:
         found = torch.load(name, weights_only=True)
     except Exception as error:  # torch raises many kinds
         raise UsageError(
-            f"cannot read inputs from {name}: {_line(error)}; give a file that torch.save wrote, "
-            "or MODULE:FUNCTION"
+            f"cannot read inputs from {name}: {first_line(error)}; give a file that torch.save "
+            "wrote, or MODULE:FUNCTION"
         ) from error
     return _as_inputs(found, name)
 
@@ -95,7 +97,3 @@ def _module(home: str) -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,1 @@
+"""Finds mixtures of experts, and tests whether their tokens may travel between ranks."""

@@ -1,0 +1,177 @@
+"""Sends a mixture's tokens to the ranks that hold their experts, and sums what comes back.
+
+The ranks of the mesh dim `ep` have different tokens, and each holds some of the experts. A *pair*
+is a token and one of its experts. Each rank sorts its pairs by expert, so that those for one rank
+are consecutive, and sends the token and the weight of each. The module's own code then computes
+with the rank's own experts on what has come, one expert for each token. The results travel back,
+and each token's are added in the order of its experts. `planner/experts/` proves that a module may
+be run like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.dims import shard_range
+from shardwright.planner.contract.mesh import EP
+from shardwright.planner.contract.plan_file import Dispatch
+from shardwright.runtime.communication.collectives import all_gather, all_to_all
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.slots import index_of, positions
+
+
+class Route(NamedTuple):
+    """How many rows this rank sends to each rank of a group, and receives from it."""
+
+    group: Group
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+
+    @property
+    def back(self) -> Route:
+        """The way back of what was received."""
+        return Route(self.group, self.receive, self.send)
+
+
+class _Exchange(torch.autograd.Function):
+    """Sends rows along a route. The gradient travels back along it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, route: Route) -> Tensor:  # type: ignore[override]
+        """Return the rows that have come."""
+        ctx.route = route
+        return all_to_all(rows, route.send, route.receive, route.group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Return the gradient of the rows that were sent."""
+        return _Exchange.apply(grad, ctx.route.back), None
+
+
+class _After(torch.autograd.Function):
+    """Returns `made`. Its backward pass reaches all of `others`, which get no gradient from it.
+
+    Ranks to which no token came thus run the same collectives in the backward pass as the others.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, *others: Tensor) -> Tensor:  # type: ignore[override]
+        """Return `made`."""
+        ctx.others = len(others)
+        return made.view_as(made)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Return the gradient of `made`."""
+        return grad, *(None,) * ctx.others
+
+
+class Dispatcher:
+    """The plan's `dispatch` of one module, prepared for this rank.
+
+    Args:
+        plan: The entry of the plan.
+        mesh: The mesh.
+        forward: The forward of the module's own class.
+        path: The name of the module, for messages.
+    """
+
+    def __init__(self, plan: Dispatch, mesh: Mesh, forward: Callable[..., Any], path: str) -> None:
+        self.group, self.count, self.path = mesh[EP], plan.count, path
+        names, varargs = positions(forward)
+        slots = (plan.tokens, plan.experts, plan.weights)
+        self.arguments = [(slot, index_of(slot, names, varargs)) for slot in slots]
+        ranks = range(self.group.size)
+        self.held = [shard_range(plan.count, rank, self.group.size) for rank in ranks]
+        """The experts of each rank."""
+
+    @torch.compiler.disable
+    def run(
+        self,
+        code: Callable[..., Any],
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Run the module's own code on the tokens of this rank's experts.
+
+        Shapes: tokens [..., H], experts and weights [T, k] -> [..., H], with T tokens in all.
+
+        Raises:
+            UsageError: an argument is missing, or a token's expert is none of the module's.
+        """
+        given = [*args]
+        if self.group.size == 1:
+            return code(module, *given, **kwargs)
+        tokens, experts, weights = (self._given(a, given, kwargs) for a in self.arguments)
+        chosen, of_each = experts.reshape(-1), experts.shape[-1]
+        order = chosen.argsort(stable=True)
+        route, here = self._route(chosen)
+        rows = tokens.reshape(-1, tokens.shape[-1])[order // of_each]
+        came = _Exchange.apply(rows, route)
+        weigh = _Exchange.apply(weights.reshape(-1, 1)[order], route)
+        made = self._computed(code, module, given, kwargs, (came, here, weigh))
+        back = _Exchange.apply(made, route.back)
+        in_turn = torch.empty_like(order)
+        in_turn[order] = torch.arange(len(order), device=order.device)
+        return back[in_turn].view(-1, of_each, back.shape[-1]).sum(1).view(tokens.shape)
+
+    def _given(
+        self, argument: tuple[str, int | None], args: list[Any], kwargs: dict[str, Any]
+    ) -> Tensor:
+        name, index = argument
+        if name in kwargs:
+            return kwargs[name]
+        if index is None or index >= len(args):
+            raise UsageError(f"'{self.path}' was called without '{name}', by which tokens travel")
+        return args[index]
+
+    def _route(self, chosen: Tensor) -> tuple[Route, Tensor]:
+        """Return the route of this rank's pairs, and its own number for the expert of each to come.
+
+        The counts wait for the device once in each call.
+        """
+        counts = torch.bincount(chosen, minlength=self.count)
+        if len(counts) > self.count:
+            raise UsageError(
+                f"'{self.path}' was given expert {len(counts) - 1}, and it has {self.count}"
+            )
+        every = all_gather(counts, self.group).cpu()
+        own, (first, last) = self.group.rank, self.held[self.group.rank]
+        send = tuple(int(every[own, a:b].sum()) for a, b in self.held)
+        mine = every[:, first:last]
+        numbers = torch.arange(last - first).repeat(self.group.size)
+        here = numbers.repeat_interleave(mine.reshape(-1)).to(chosen.device, chosen.dtype)
+        return Route(self.group, send, tuple(mine.sum(1).tolist())), here
+
+    def _computed(
+        self,
+        code: Callable[..., Any],
+        module: nn.Module,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        pairs: tuple[Tensor, Tensor, Tensor],
+    ) -> Tensor:
+        """Return what the module's code computes of the pairs that have come, a row for each."""
+        came, here, weigh = pairs
+        needed = [came, weigh]
+        if not len(came):
+            made = came.new_empty(came.shape)
+            trained = any(p.requires_grad for p in module.parameters())
+            needed += [torch.zeros((), requires_grad=True)] * trained
+        else:
+            for (name, index), value in zip(
+                self.arguments, (came, here.unsqueeze(-1), weigh), strict=True
+            ):
+                if name in kwargs:
+                    kwargs = {**kwargs, name: value}
+                else:
+                    assert index is not None
+                    args[index] = value
+            made = code(module, *args, **kwargs).reshape(len(came), -1)
+        return _After.apply(made, *needed) if torch.is_grad_enabled() else made
