@@ -9,15 +9,16 @@ A mixture's module gets tokens [T, H], the numbers [T, k] of each token's expert
 
 What code sorts, counts and scatters by data cannot be followed in a graph of calls. But apart from
 this, code computes with real functions, which are equal if they are equal at random points. So a
-small copy of the module, with the model's own sizes and code but few experts, runs on random
-numbers: in eval and in training mode, with tokens that share an expert, and experts without tokens.
+small copy of the module, with few experts and narrow features, runs on random numbers: in eval and
+in training mode, with tokens that share an expert, and experts without tokens.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +26,11 @@ from torch import Tensor, nn
 
 from shardwright.errors import first_line
 
-TOKENS = 5
-EXPERTS = 4
-LARGE = 1 << 25
-"""Elements of the small copy, beyond which it has two experts, and frozen weights."""
-
+TOKENS, EXPERTS = 5, 4
+NARROW = 8
+"""What the greatest common divisor of the features' sizes becomes: kernels want multiples of it."""
+LARGEST = 1 << 24
+"""Most elements of a copy that is not narrow: it takes seconds."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of sums in another order, relative to the largest element. Another expert makes far more.
 
@@ -61,84 +62,84 @@ class Mixture(NamedTuple):
     attributes: tuple[str, ...]
 
 
-def fault(module: nn.Module, mixture: Mixture) -> str | None:
-    """Return why the tokens of a module on the meta device may not travel; None if they may."""
-    text = "it takes no numbers"
-    for dtype, tolerance in TOLERANCE.items():
-        try:
-            with torch.random.fork_rng(devices=()), torch.enable_grad():
-                torch.manual_seed(0)
-                return _Probe(module, mixture, dtype, tolerance).fault()
-        except Exception as error:  # whatever the model's code raises
-            text = f"its code fails on random numbers: {first_line(error)}"
-    return text
-
-
-class _Pairs(NamedTuple):
+class Pairs(NamedTuple):
     """Tokens [T, H], their experts [T, k] and weights [T, k]."""
 
     tokens: Tensor
     experts: Tensor
     weights: Tensor
 
-    def rows(self, at: Any) -> _Pairs:
+    def rows(self, at: Tensor) -> Pairs:
         """Return some of the tokens."""
-        return _Pairs(*(each[at] for each in self))
+        return Pairs(*(each[at] for each in self))
+
+
+def fault(module: nn.Module, mixture: Mixture) -> str | None:
+    """Return why the tokens of a module on the meta device may not travel; None if they may."""
+    stacks = [module.get_parameter(name) for name in mixture.parameters]
+    common = gcd(mixture.width, *(n for p in stacks for n in p.shape[1:]))
+    elements = EXPERTS * sum(p.numel() for p in stacks) // mixture.count
+    factors = [common // NARROW] * (common >= 2 * NARROW) + [1] * (elements <= LARGEST)
+    text = "its experts are too large to be tried with random numbers"
+    for factor, dtype in product(factors, TOLERANCE):
+        try:
+            with torch.random.fork_rng(devices=()), torch.enable_grad():
+                torch.manual_seed(0)
+                return _Probe(module, mixture, factor, dtype).fault()
+        except Exception as error:  # whatever the model's code raises
+            text = f"its code fails on random numbers: {first_line(error)}"
+    return text
 
 
 class _Probe:
-    """The test of one module in one dtype."""
+    """The test of one module, its features divided by `factor`, in one dtype."""
 
     def __init__(
-        self, module: nn.Module, mixture: Mixture, dtype: torch.dtype, tolerance: float
+        self, module: nn.Module, mixture: Mixture, factor: int, dtype: torch.dtype
     ) -> None:
-        self.module, self.mixture, self.tolerance = module, mixture, tolerance
-        size = sum(module.get_parameter(n).numel() for n in mixture.parameters) // mixture.count
-        self.large = size * EXPERTS > LARGE
-        self.count = min(2 if self.large else EXPERTS, mixture.count)
-        self.values = {name: self._values(name, p, dtype) for name, p in module.named_parameters()}
-        self.dtype = dtype
+        self.module, self.mixture = module, mixture
+        self.dtype, self.tolerance = dtype, TOLERANCE[dtype]
+        self.count, self.width = min(EXPERTS, mixture.count), mixture.width // factor
+        stacks = [module.get_parameter(name) for name in mixture.parameters]
+        sizes = {mixture.width, *(n for p in stacks for n in p.shape[1:])}
+        self.narrow = {n: n // factor for n in sizes}
+        """Size of features -> the size in the copy."""
+        self.values = {n: self._values(n, p.shape) for n, p in module.named_parameters()}
 
-    def _values(self, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    def _values(self, name: str, shape: Sequence[int]) -> Tensor:
         """Return random numbers for a parameter, which do not grow from layer to layer."""
-        shape = parameter.shape
+        sizes = [self.narrow.get(n, n) for n in shape]
         if name in self.mixture.parameters:
-            shape = torch.Size((self.count, *shape[1:]))
-        some = torch.randn(min(shape.numel(), 999_983), dtype=dtype)  # drawing more takes seconds
-        every = some.repeat(-(-shape.numel() // max(len(some), 1)))[: shape.numel()].view(shape)
-        return every / max(shape[-1], 1) ** 0.5
+            sizes[0] = self.count
+        return torch.randn(sizes, dtype=self.dtype) / max(1, *sizes[-1:]) ** 0.5
 
     def fault(self) -> str | None:
         """Return what differs, if anything does."""
         if any(True for _ in self.module.buffers()):
             return "it has buffers, whose values are not known"
-        for training in (False, True):
-            for pairs in self._cases():
-                if (found := self._compared(pairs, training)) is not None:
-                    return found + (", in training mode" if training else "")
+        for training, pairs in product((False, True), self._cases()):
+            if (found := self._compared(pairs, training)) is not None:
+                return found + (", in training mode" if training else "")
         return None
 
-    def _cases(self) -> Sequence[_Pairs]:
+    def _cases(self) -> Sequence[Pairs]:
         """Return tokens with random experts, and tokens that share their experts."""
-        k, count, width = min(self.mixture.chosen, self.count), self.count, self.mixture.width
-        tokens = torch.randn(TOKENS, width, dtype=self.dtype)
+        k, count = min(self.mixture.chosen, self.count), self.count
+        tokens = torch.randn(TOKENS, self.width, dtype=self.dtype)
         weights = torch.rand(TOKENS, k, dtype=self.dtype) + 0.1
         mixed = torch.stack([torch.randperm(count)[:k] for _ in range(TOKENS)])
         shared = torch.arange(k).expand(TOKENS, k).contiguous()
-        return [_Pairs(tokens, mixed, weights), _Pairs(tokens, shared, weights)]
+        return [Pairs(tokens, mixed, weights), Pairs(tokens, shared, weights)]
 
-    def _compared(self, pairs: _Pairs, training: bool) -> str | None:
+    def _compared(self, pairs: Pairs, training: bool) -> str | None:
         whole = self._copy(0, self.count, training)
         want, gradients = self._with_gradients(pairs, lambda p: self._run(whole, p), [whole])
-        turned = torch.arange(TOKENS).flip(0)[: TOKENS - 1]
+        turned = torch.arange(TOKENS - 1).flip(0)
         if not self._close(self._run(whole, pairs.rows(turned)), want[turned]):
             return "what it gives for a token depends on the tokens beside it"
-        middle = max(self.count // 2, 1)
-        ends = sorted({0, 1, middle, self.count})
-        parts = [self._copy(a, b, training) for a, b in pairwise(ends)]
-        found, others = self._with_gradients(
-            pairs, lambda p: self._apart(parts, [*pairwise(ends)], p), parts
-        )
+        ranges = [*pairwise(sorted({0, 1, self.count // 2, self.count}))]
+        parts = [self._copy(*each, training) for each in ranges]
+        found, others = self._with_gradients(pairs, lambda p: self._apart(parts, ranges, p), parts)
         if not self._close(found, want):
             return "what it gives for a token is not the sum of what each of its experts gives"
         if not all(map(self._close, others, gradients)):
@@ -150,55 +151,54 @@ class _Probe:
         small = copy.deepcopy(self.module).train(training)
         for name, values in self.values.items():
             owner, _, last_name = name.rpartition(".")
-            mine = name in self.mixture.parameters
-            part = nn.Parameter(values[first:last].clone() if mine else values.clone())
-            part.requires_grad_(not self.large)
-            setattr(small.get_submodule(owner), last_name, part)
-        for attribute in self.mixture.attributes:
-            owner, _, name = attribute.rpartition(".")
-            setattr(small.get_submodule(owner), name, last - first)
+            part = values[first:last] if name in self.mixture.parameters else values
+            setattr(small.get_submodule(owner), last_name, nn.Parameter(part.clone()))
+        for path, each in small.named_modules():
+            for name, value in [*vars(each).items()]:
+                if f"{path}.{name}".lstrip(".") in self.mixture.attributes:
+                    setattr(each, name, last - first)
+                elif type(value) is int and value in self.narrow:
+                    setattr(each, name, self.narrow[value])
         return small
 
-    def _run(self, module: nn.Module, pairs: _Pairs) -> Tensor:
+    def _run(self, module: nn.Module, pairs: Pairs) -> Tensor:
         at = self.mixture
         given = dict(zip((at.tokens, at.experts, at.weights), pairs, strict=True))
         return module(**given).reshape(len(pairs.tokens), -1)
 
     def _apart(
-        self, parts: Sequence[nn.Module], ends: Sequence[tuple[int, int]], pairs: _Pairs
+        self, parts: Sequence[nn.Module], ranges: Sequence[tuple[int, int]], pairs: Pairs
     ) -> Tensor:
         """Return the sum over experts, each pair computed by the module that has its expert."""
         k = pairs.experts.shape[1]
-        alone = _Pairs(
+        alone = Pairs(
             pairs.tokens.repeat_interleave(k, 0),
             pairs.experts.reshape(-1, 1),
             pairs.weights.reshape(-1, 1),
         )
-        out = torch.zeros(len(alone.tokens), self.mixture.width, dtype=self.dtype)
-        for part, (first, last) in zip(parts, ends, strict=True):
+        out = torch.zeros(len(alone.tokens), self.width, dtype=self.dtype)
+        for part, (first, last) in zip(parts, ranges, strict=True):
             mine = ((alone.experts >= first) & (alone.experts < last)).flatten().nonzero().flatten()
             if len(mine):
                 own = alone.rows(mine)
-                own = own._replace(experts=own.experts - first)
-                out = out.index_add(0, mine, self._run(part, own))
-        return out.view(-1, k, self.mixture.width).sum(1)
+                given = own._replace(experts=own.experts - first)
+                out = out.index_add(0, mine, self._run(part, given))
+        return out.view(-1, k, self.width).sum(1)
 
     def _with_gradients(
-        self, pairs: _Pairs, run: Any, modules: Sequence[nn.Module]
+        self, pairs: Pairs, run: Callable[[Pairs], Tensor], modules: Sequence[nn.Module]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the output, and the gradients of tokens, weights and all parameters.
 
         Those of experts are joined over `modules`, and those of other parameters added.
         """
-        tokens, weights = pairs.tokens.clone(), pairs.weights.clone()
-        leaves = [tokens.requires_grad_(), weights.requires_grad_()]
+        tokens = pairs.tokens.clone().requires_grad_()
+        weights = pairs.weights.clone().requires_grad_()
         out = run(pairs._replace(tokens=tokens, weights=weights))
+        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
         named = [dict(module.named_parameters()) for module in modules]
-        leaves += [p for each in named for p in each.values() if p.requires_grad]
-        steps = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-        out.backward(steps)
-        found = [_gradient(each) for each in leaves[:2]]
-        return out.detach(), found + _joined(named, self.mixture.parameters)
+        of_weights = _joined(named, self.mixture.parameters)
+        return out.detach(), [_gradient(tokens), _gradient(weights), *of_weights]
 
     def _close(self, found: Tensor, want: Tensor) -> bool:
         if found.shape != want.shape or not bool(want.isfinite().all()):
@@ -207,11 +207,9 @@ class _Probe:
         return bool(((found - want).abs() <= self.tolerance * most).all())
 
 
-def _joined(named: Sequence[Mapping[str, nn.Parameter]], of_experts: Sequence[str]) -> list[Tensor]:
+def _joined(named: Sequence[Mapping[str, Any]], of_experts: Sequence[str]) -> list[Tensor]:
     out = []
-    for name, parameter in named[0].items():
-        if not parameter.requires_grad:
-            continue
+    for name in named[0]:
         every = [_gradient(each[name]) for each in named]
         out.append(torch.cat(every) if name in of_experts else torch.stack(every).sum(0))
     return out
