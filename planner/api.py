@@ -12,7 +12,7 @@ import torch
 
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
-from shardwright.planner.contract.mesh import CP, read_mesh, replicas
+from shardwright.planner.contract.mesh import CP, EP, read_mesh, replicas
 from shardwright.planner.contract.names import PAGED, dtype_name, fold
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
@@ -234,8 +234,25 @@ def prepare(
             f"{asked} and cp={cp}: cp splits sequences of a forward and backward pass by itself, "
             "and keeps no KV cache: plan with cp=1, or without"
         )
+    if dims.get(EP, 1) > 1:
+        _check_spread(dims, dp)
     per_host = ranks_on_a_host(how.get("device", DEVICE), prod(dims.values()), gpus_per_host)
     return read(model, batch, **how).on(dims, dp, per_host)
+
+
+def _check_spread(mesh: Mapping[str, int], dp: DataParallel) -> None:
+    """Check that experts may be spread over `ep` on this mesh.
+
+    Raises:
+        UsageError: they may not, together with something else that is asked for.
+    """
+    if mesh.get(CP, 1) > 1:
+        raise UsageError("ep and cp: no plan spreads experts and splits sequences, leave out one")
+    if dp == "fsdp":
+        raise UsageError(
+            "ep and dp='fsdp': the copies of a model whose experts are spread average gradients, "
+            "plan with dp='ddp'"
+        )
 
 
 def read(

@@ -26,7 +26,7 @@ from shardwright.planner.contract.mesh import (
     replicas,
     sub_axes_of,
 )
-from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.names import is_within, lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_figures import LARGEST
@@ -35,7 +35,7 @@ from shardwright.planner.contract.styles import UNCHANGED
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.mesh import Coords
-    from shardwright.planner.contract.plan_file import ModulePlan, Plan, Redistribution
+    from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, Plan, Redistribution
 
 MOST_ITEMS = 1 << 20
 """Most items of a drawing, counted as often as they run in the model."""
@@ -154,6 +154,9 @@ def _tests(
             f"parameters.{key}",
             lambda e=entry, s=shape: _check_stored(e.placement, e.use, s, coords),
         )
+    yield "dispatch", lambda: _check_dispatch(module, _around(plan, name), coords)
+    if module.dispatch is not None:
+        yield "dispatch", lambda: _check_spread(plan, name)
     for way in ("inputs", "outputs", "attention", "keeps"):
         changes: list[Redistribution] = getattr(module, way)
         for i, change in enumerate(changes):
@@ -185,6 +188,36 @@ def _check_stored(
         used = _placement(use, coords)
         _need(used.shape == stored.shape, f"'{use}' and '{placement}' have not the same shape")
         steps(stored, used, coords)
+
+
+def _around(plan: Plan, name: str) -> Dispatch | None:
+    """Return how tokens travel to the experts of a module, or of one around it; None if not."""
+    steps = name.split(".")
+    around = (plan.modules.get(".".join(steps[:n])) for n in range(len(steps), 0, -1))
+    return next((m.dispatch for m in around if m is not None and m.dispatch is not None), None)
+
+
+def _check_dispatch(module: ModulePlan, around: Dispatch | None, coords: Coords) -> None:
+    """Check that only experts, and their number, are split over ep, and only if tokens travel."""
+    if module.dispatch is not None:
+        _need(EP in coords, f"tokens travel, and the mesh has no dim '{EP}'")
+    experts = None if around is None else Atom(around.count, EP)
+    texts = [t for e in module.parameters.values() for t in (e.placement, e.use) if t is not None]
+    dims = [dim for text in (*texts, *module.attributes.values()) for dim in parse(text).dims]
+    over = [dim for dim in dims if any(atom.mesh == EP for atom in atoms(dim))]
+    for dim in over:
+        first, *others = dim.factors if isinstance(dim, Product) else (dim,)
+        held = experts is not None and first == experts and EP not in {
+            atom.mesh for other in others for atom in atoms(other)
+        }  # fmt: skip
+        _need(held, f"'{dim}' is not the dim of the experts to which tokens travel")
+
+
+def _check_spread(plan: Plan, name: str) -> None:
+    """Check that the experts to which tokens travel are not all on each rank."""
+    within = (m for n, m in plan.modules.items() if is_within(n, name))
+    placements = (e.placement for m in within for e in m.parameters.values())
+    _need(any(EP in parse(text).meshes for text in placements), "each rank has all experts")
 
 
 def _check_change(change: Redistribution, entering: bool, coords: Coords) -> None:

@@ -11,6 +11,8 @@ from functools import cache, cached_property
 from math import prod
 from typing import NamedTuple
 
+import torch
+
 from shardwright.planner.contract.mesh import hosts_of
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.contract.transitions import (
@@ -247,7 +249,7 @@ class RedistributionCosts:
         gathered in each pass, and its gradient is reduce-scattered.
         """
         copies, trained = self.workload.replicas, self.graph.tensors[name].differentiable
-        if name in self.graph.marks.spread_experts:
+        if name in self.sizes.spread:
             copies //= self.workload.spread
         if copies < 2 or name not in self.read:
             return None
@@ -271,18 +273,18 @@ class RedistributionCosts:
         )
 
     @cached_property
-    def chosen(self) -> Mapping[str, int]:
-        """Tokens that travel to the ranks that hold their experts -> experts of each."""
+    def travellers(self) -> Mapping[str, tuple[int, int]]:
+        """Tokens that travel to their experts -> experts of each, and all experts."""
         return dict(self.graph.marks.travelling)
 
     def travelling(self, name: str, state: State, run: Pass) -> Traffic:
         """Return the traffic of tokens that travel to their experts and back, in a pass.
 
-        Each token is sent once for each of its experts, with a weight. Experts are taken to be
-        chosen equally often.
+        Ranks first tell each other how many tokens each expert gets. Each token is sent once for
+        each of its experts, with a weight. Experts are taken to be chosen equally often.
         """
         tensor, ranks = self.graph.tensors[name], self.workload.spread
-        size, chosen = self.sizes.bytes(name, state, run), self.chosen[name]
+        size, (chosen, count) = self.sizes.bytes(name, state, run), self.travellers[name]
         pairs = size // (tensor.shape[-1] * tensor.dtype.itemsize) * chosen
         load, sub = self.workload, self.states.sub
         sizes = (sub.cp, load.replicas // ranks, ranks, sub.ranks)
@@ -291,8 +293,9 @@ class RedistributionCosts:
             Collective("all_to_all", n, ranks, hosts)
             for n in (chosen * size, pairs * tensor.dtype.itemsize, chosen * size)
         ]
+        counts = Collective("all_gather", count * torch.int64.itemsize, ranks, hosts)
         copied = (5 * chosen + 1) * size  # sorted, put back in order, and summed
-        return Traffic(tuple(sends), tuple(sends), copied, copied)
+        return Traffic((counts, *sends), tuple(sends), copied, copied)
 
     def travelling_cost(self, name: str, state: State) -> TransitionCost:
         """Return the cost of `travelling` in all passes."""

@@ -132,12 +132,16 @@ class TensorSizes:
         rows = self.length(dims[0], cut_of(state.shards, 0), self.passes[0], False)
         return size // max(rows, 1) * -(-rows // self.workload.replicas)
 
+    @cached_property
+    def spread(self) -> dict[str, int]:
+        """Parameters whose experts are spread over ranks, and views of them -> all experts."""
+        return dict(self.graph.marks.spread_experts)
+
     def of_own_experts(self, name: str, size: int) -> int:
         """Return the bytes of tensor `name` on the rank of `ep` that has most of its experts."""
-        if name not in self.graph.marks.spread_experts:
+        if (count := self.spread.get(name)) is None:
             return size
-        rows = self.graph.tensors[name].shape[0]
-        return size // rows * -(-rows // self.workload.spread)
+        return size // count * -(-count // self.workload.spread)
 
     def _measure(
         self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None

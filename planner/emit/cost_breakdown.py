@@ -102,7 +102,7 @@ class CostBreakdown:
     def _add_travelling(self, elements: Elements) -> None:
         """Add the tokens that travel to their experts, to the element that reads them first."""
         costs = self.bill.costs.redistributions
-        for name in sorted(costs.chosen):
+        for name in sorted(costs.travellers):
             cost = next(
                 (
                     c

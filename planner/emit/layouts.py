@@ -28,7 +28,8 @@ class Layouts:
         }
         self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
         self._placements: dict[tuple[int, State, bool, bool], Placement] = {}
-        self.spread = graph.marks.spread_experts
+        self.spread = dict(graph.marks.spread_experts)
+        """Parameters whose experts are spread over ranks, and views of them -> all experts."""
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
         """Return the dims of a tensor with the sizes of the trace."""
@@ -62,9 +63,14 @@ class Layouts:
 
     def _spread(self, name: str, dims: Sequence[layout.Dim]) -> tuple[layout.Dim, ...]:
         """Return the dims of a tensor; that of the experts is sharded if they are spread."""
-        if name not in self.spread:
+        if (count := self.spread.get(name)) is None:
             return tuple(dims)
-        return (layout.Atom(layout.dim_size(dims[0]), EP), *dims[1:])
+        first = dims[0].factors if isinstance(dims[0], layout.Product) else (dims[0],)
+        size = layout.dim_size(first[0])
+        assert size is not None and not size % count and not layout.is_split(first[0])
+        each = () if size == count else (layout.Atom(size // count),)
+        factors = (layout.Atom(count, EP), *each, *first[1:])
+        return (layout.Product(factors) if len(factors) > 1 else factors[0], *dims[1:])
 
     def along(self, name: str, state: State) -> Placement:
         """Return the part of a tensor's placement that is over cp, with all sizes left open."""

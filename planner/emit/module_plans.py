@@ -51,14 +51,15 @@ def module_plans(
         local.setdefault(module, {})[name] = str(simplify(dim))
     mixtures: dict[str, Mixture] = layouts.graph.mixtures
     for module, mixture in mixtures.items():
-        names = dict.fromkeys(mixture.attributes, f"{mixture.count}@{EP}")
-        local[module] = local.get(module, {}) | names
+        for path in mixture.attributes:
+            owner, _, name = f"{module}.{path}".rpartition(".")
+            local.setdefault(owner, {})[name] = f"{mixture.count}@{EP}"
     given: dict[str, dict[str, str]] = {}
     for (module, call), text in sizes.items():
         given.setdefault(module, {})[call] = text
     drawn = draws_of(layouts)
     changed = parameters.keys() | {module for module, _ in changes}
-    changed |= local.keys() | given.keys() | drawn.keys()
+    changed |= local.keys() | given.keys() | drawn.keys() | mixtures.keys()
     around = changed | enclosing_modules(changed)
     changing = {at: {c.slot for c in found} for at, found in changes.items()}
     every = interfaces(layouts, around | with_sharded_interface(layouts), changing)

@@ -8,10 +8,9 @@ experts has no such boundary, and is not split over `ep`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from torch import nn
@@ -44,37 +43,37 @@ class Mixtures:
 def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
     """Return the mixtures among the traced modules, each tested by numbers."""
     out, calls = Mixtures(), _first_calls(graph)
-    owners = dict.fromkeys(use.fqn.rpartition(".")[0] for use in graph.uses if not use.is_buffer)
-    for name in owners:
+    for name, call in calls.items():
         module = root.get_submodule(name)
-        mixture = _mixture(module, calls[name]) if name in calls else None
-        if mixture is None:
-            continue
-        why = fault(module, mixture)
-        if why is None:
-            out.found[name] = mixture
-        else:
-            out.refused[name] = why
+        for mixture in _mixtures(module, call):
+            why = fault(module, mixture)
+            if why is None:
+                out.found[name] = mixture
+                break
+            out.refused.setdefault(name, why)
     return out
 
 
 def mark(graph: Graph, mixtures: Mixtures) -> None:
     """Mark the parameters that are spread over ranks, and the tokens that travel."""
-    stored: dict[str, str] = {}
+    of_experts = {
+        f"{module}.{name}": mixture.count
+        for module, mixture in mixtures.found.items()
+        for name in mixture.parameters
+    }
+    spread: dict[str, int] = {}
     for use in graph.uses:
-        owner, _, name = use.fqn.rpartition(".")
-        if owner in mixtures.found and name in mixtures.found[owner].parameters:
-            stored[use.used] = use.stored
-    spread = {*stored, *stored.values()}
+        if use.fqn in of_experts:
+            spread |= dict.fromkeys((use.stored, use.used), of_experts[use.fqn])
     for op in graph.ops:
-        if is_view(op.call) and op.inputs[0] in spread:
-            rows = graph.tensors[op.inputs[0]].shape[:1]
-            spread |= {out for out in op.outputs if graph.tensors[out].shape[:1] == rows}
-    graph.marks.spread_experts |= spread
+        if is_view(op.call) and (count := spread.get(op.inputs[0])) is not None:
+            alike = (n for n in op.outputs if graph.tensors[n].shape[:1] == (count,))
+            spread |= dict.fromkeys(alike, count)
+    graph.marks.spread_experts |= {*spread.items()}
     for boundary in graph.crossed:
         mixture = mixtures.found.get(boundary.module)
         if mixture is not None and graph.priced(boundary) and boundary.slot == mixture.tokens:
-            graph.marks.travelling |= {(boundary.target, mixture.chosen)}
+            graph.marks.travelling |= {(boundary.target, (mixture.chosen, mixture.count))}
     graph.mixtures = dict(mixtures.found)
 
 
@@ -94,27 +93,36 @@ def _first_calls(graph: Graph) -> dict[str, _Call]:
     return out
 
 
-def _mixture(module: nn.Module, call: _Call) -> Mixture | None:
-    """Return a module's arguments and parameters, if it is called as a mixture is."""
-    stacks = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() > 1}
-    rows = Counter(len(p) for p in stacks.values())
+def _mixtures(module: nn.Module, call: _Call) -> Iterator[Mixture]:
+    """Yield what a module may be as a mixture: its arguments, parameters and number of experts."""
     whole = [slot for slot, (_, integers) in call.inputs.items() if integers]
-    if len(rows) != 1 or len(whole) != 1 or len(call.inputs) != 3 or [*call.outputs] != [""]:
-        return None
-    (count,), (experts,) = rows, whole
+    if len(whole) != 1 or len(call.inputs) != 3 or [*call.outputs] != [""]:
+        return
+    (experts,) = whole
     chosen = call.inputs[experts][0].shape
     alike = [n for n, (t, whole) in call.inputs.items() if not whole and t.shape == chosen]
     others = call.inputs.keys() - {experts, *alike}
-    if count < 2 or len(chosen) != 2 or len(alike) != 1 or len(others) != 1:
-        return None
+    if len(chosen) != 2 or len(alike) != 1 or len(others) != 1:
+        return
     (tokens,) = others
     shape = call.inputs[tokens][0].shape
     if prod(shape[:-1]) != chosen[0] or call.outputs[""].shape != shape:
-        return None
-    return Mixture(
-        tokens, experts, alike[0], count, chosen[1], shape[-1], tuple(stacks),
-        tuple(_attributes(module, count)),
-    )  # fmt: skip
+        return
+    stacks = {n: p for n, p in module.named_parameters() if p.dim() > 1}
+    for count in _counts(module, [len(p) for p in stacks.values()]):
+        yield Mixture(
+            tokens, experts, alike[0], count, chosen[1], shape[-1], tuple(stacks),
+            tuple(_attributes(module, count)),
+        )  # fmt: skip
+
+
+def _counts(module: nn.Module, rows: Sequence[int]) -> Iterator[int]:
+    """Yield the possible numbers of experts: the rows of all parameters, or a divisor of them."""
+    common = gcd(*rows)
+    if {*rows} == {common}:
+        yield common
+    sizes = {v for each in module.modules() for v in vars(each).values() if type(v) is int}
+    yield from sorted(n for n in sizes if 1 < n < common and common % n == 0)
 
 
 def _attributes(module: nn.Module, count: int) -> Iterator[str]:

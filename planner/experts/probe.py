@@ -16,7 +16,7 @@ in training mode, with tokens that share an expert, and experts without tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from math import gcd
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ class Mixture(NamedTuple):
         count: All experts.
         chosen: Experts of a token.
         width: Elements of a token.
-        parameters: Parameters with one row for each expert.
+        parameters: Parameters with the same number of rows for each expert, in turn.
         attributes: Integers of the module that are the number of experts.
     """
 
@@ -77,7 +77,7 @@ class Pairs(NamedTuple):
 def fault(module: nn.Module, mixture: Mixture) -> str | None:
     """Return why the tokens of a module on the meta device may not travel; None if they may."""
     stacks = [module.get_parameter(name) for name in mixture.parameters]
-    common = gcd(mixture.width, *(n for p in stacks for n in p.shape[1:]))
+    common = gcd(mixture.width, *_features(stacks, mixture.count))
     elements = EXPERTS * sum(p.numel() for p in stacks) // mixture.count
     factors = [common // NARROW] * (common >= 2 * NARROW) + [1] * (elements <= LARGEST)
     text = "its experts are too large to be tried with random numbers"
@@ -101,7 +101,7 @@ class _Probe:
         self.dtype, self.tolerance = dtype, TOLERANCE[dtype]
         self.count, self.width = min(EXPERTS, mixture.count), mixture.width // factor
         stacks = [module.get_parameter(name) for name in mixture.parameters]
-        sizes = {mixture.width, *(n for p in stacks for n in p.shape[1:])}
+        sizes = {mixture.width, *_features(stacks, mixture.count)}
         self.narrow = {n: n // factor for n in sizes}
         """Size of features -> the size in the copy."""
         self.values = {n: self._values(n, p.shape) for n, p in module.named_parameters()}
@@ -110,7 +110,8 @@ class _Probe:
         """Return random numbers for a parameter, which do not grow from layer to layer."""
         sizes = [self.narrow.get(n, n) for n in shape]
         if name in self.mixture.parameters:
-            sizes[0] = self.count
+            rows = shape[0] // self.mixture.count
+            sizes[0] = self.count * self.narrow.get(rows, rows)
         return torch.randn(sizes, dtype=self.dtype) / max(1, *sizes[-1:]) ** 0.5
 
     def fault(self) -> str | None:
@@ -151,7 +152,9 @@ class _Probe:
         small = copy.deepcopy(self.module).train(training)
         for name, values in self.values.items():
             owner, _, last_name = name.rpartition(".")
-            part = values[first:last] if name in self.mixture.parameters else values
+            rows = len(values) // self.count
+            mine = name in self.mixture.parameters
+            part = values[first * rows : last * rows] if mine else values
             setattr(small.get_submodule(owner), last_name, nn.Parameter(part.clone()))
         for path, each in small.named_modules():
             for name, value in [*vars(each).items()]:
@@ -205,6 +208,14 @@ class _Probe:
             return False
         most = max(float(want.detach().abs().max()), 1.0) if want.numel() else 1.0
         return bool(((found - want).abs() <= self.tolerance * most).all())
+
+
+def _features(stacks: Iterable[nn.Parameter], count: int) -> Iterator[int]:
+    """Yield the sizes of all dims but that of the experts."""
+    for stack in stacks:
+        yield from stack.shape[1:]
+        if len(stack) > count:
+            yield len(stack) // count
 
 
 def _joined(named: Sequence[Mapping[str, Any]], of_experts: Sequence[str]) -> list[Tensor]:

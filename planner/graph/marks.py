@@ -173,11 +173,12 @@ class Marks:
     loop_masks: set[str] = _tensors()
     """Masks of loops that make one pass per true element."""
 
-    spread_experts: set[str] = _tensors()
-    """Parameters with a row for each expert, of which each rank of `ep` holds some, and views."""
+    spread_experts: set[tuple[str, int]] = _dims()
+    """(parameter with rows for each expert, or a view of one; experts): each rank of `ep` holds
+    some of them."""
 
-    travelling: set[tuple[str, int]] = _dims()
-    """(tokens, experts of each): they travel to the ranks of `ep` that hold their experts."""
+    travelling: set[tuple[str, tuple[int, int]]] = _dims()
+    """(tokens, experts of each and in all): they travel to the ranks of `ep` that hold these."""
 
     data_sized: set[tuple[str, int]] = _dims()
     """Dims whose length depends on data."""

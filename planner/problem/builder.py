@@ -182,7 +182,7 @@ class _Builder:
             found = {s: self.costs.redistributions.averaging_cost(name, s) for s in domain}
             if any(any(cost) for cost in found.values()):
                 self.unary(name, "averaged", {s: paid(c, 0, times) for s, c in found.items()})
-        for name in self.costs.redistributions.chosen:
+        for name in self.costs.redistributions.travellers:
             times, domain = self.graph.times(name), self.states.domain(name)
             sent = {s: self.costs.redistributions.travelling_cost(name, s) for s in domain}
             self.unary(name, "travelling", {s: paid(c, 0, times) for s, c in sent.items()})

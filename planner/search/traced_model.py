@@ -40,6 +40,11 @@ def spread_experts(source: Source, folding: Folding, unfolded: Unfolded) -> None
     Raises:
         InfeasibleError: it has none whose tokens may travel.
     """
+    if source.quantized:
+        raise InfeasibleError(
+            f"{EP} spreads dense experts, and those of {source.architecture} are held as they are "
+            "stored: plan with dequantize=True (--dequantize), or without ep"
+        )
     found = find_mixtures(folding.graph, source.module)
     if not found.found:
         some = next((f": '{m}' looks like one, but {w}" for m, w in found.refused.items()), "")
@@ -49,10 +54,10 @@ def spread_experts(source: Source, folding: Folding, unfolded: Unfolded) -> None
         )
     mark(folding.graph, found)
     marks, copies = folding.graph.marks, unfolded.origin
-    if unfolded.graph is not folding.graph:
-        there, travelling = unfolded.graph.marks, dict(marks.travelling)
-        there.spread_experts |= {c for c, n in copies.items() if n in marks.spread_experts}
-        there.travelling |= {(c, travelling[n]) for c, n in copies.items() if n in travelling}
+    for kind in ("spread_experts", "travelling"):
+        known = dict(getattr(marks, kind))
+        there = getattr(unfolded.graph.marks, kind)
+        there |= {(copy, known[n]) for copy, n in copies.items() if n in known}
 
 
 @dataclass(frozen=True, eq=False)

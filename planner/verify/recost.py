@@ -133,7 +133,7 @@ class Bill:
             averaging = costs.averaging(name, self.assignment[name])
             if averaging is not None:
                 out.append((averaging, 1))
-        for name in sorted(costs.chosen):
+        for name in sorted(costs.travellers):
             out.append(
                 (costs.travelling(name, self.assignment[name], run or self.costs.passes[0]), 1)
             )

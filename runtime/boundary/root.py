@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.mesh import CP
+from shardwright.planner.contract.mesh import CP, EP
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.boundary.changes import check_compiled
 from shardwright.runtime.boundary.hook_views import check_hook_views
@@ -171,6 +171,10 @@ class RootModule(LocalModule):
                 'generate() of a model with cp="local": apply the plan with cp="whole"'
             )
         draw_as_first(self, model.mesh)  # type: ignore[arg-type]
+        mesh = self._shardwright.mesh
+        if EP in mesh.groups and mesh[EP].size > 1:
+            # A rank whose sequences are done still computes tokens of others.
+            kwargs.setdefault("synced_gpus", True)
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:

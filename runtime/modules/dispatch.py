@@ -119,7 +119,7 @@ class Dispatcher:
         back = _Exchange.apply(made, route.back)
         in_turn = torch.empty_like(order)
         in_turn[order] = torch.arange(len(order), device=order.device)
-        return back[in_turn].view(-1, of_each, back.shape[-1]).sum(1).view(tokens.shape)
+        return back[in_turn].view(*experts.shape, back.shape[-1]).sum(1).view(tokens.shape)
 
     def _given(
         self, argument: tuple[str, int | None], args: list[Any], kwargs: dict[str, Any]

@@ -1,0 +1,241 @@
+"""Mixtures of experts: which modules' tokens may travel, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.errors import InfeasibleError, PlanError, UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.experts.probe import Mixture, fault
+from tests import planning, zoo
+
+EXPERTS, WIDTH, INNER, CHOSEN = 6, 32, 64, 2
+
+
+class Experts(nn.Module):
+    """A loop over the experts that have tokens; subclasses do something else with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.inner = EXPERTS, INNER
+        self.up = nn.Parameter(torch.empty(EXPERTS, INNER, WIDTH))
+        self.down = nn.Parameter(torch.empty(EXPERTS, WIDTH, INNER))
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in range(self.experts):
+            token, at = torch.where(chosen == expert)
+            if len(token):
+                made = self.one(x[token], expert, chosen[token])
+                out = out.index_add(0, token, made * weights[token, at, None])
+        return out
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, self.up[expert])), self.down[expert])
+
+
+class Sorted(Experts):
+    """Tokens sorted by expert."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        order, k = chosen.flatten().argsort(stable=True), chosen.shape[1]
+        counts = chosen.flatten().bincount(minlength=self.experts).tolist()
+        parts = x[order // k].split(counts)
+        done = torch.cat([self.one(p, e, chosen) for e, p in enumerate(parts)])
+        done = done * weights.flatten()[order][:, None]
+        return torch.zeros_like(x).index_add(0, order // k, done)
+
+
+class Batched(Experts):
+    """The matrices of each pair, and one batched product."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        inner = torch.einsum("th,tkih->tki", x, self.up[chosen])
+        return torch.einsum("tki,tkhi,tk->th", F.silu(inner), self.down[chosen], weights)
+
+
+class InRows(Experts):
+    """The experts of a parameter one below the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(EXPERTS * INNER, WIDTH))
+        self.down = nn.Parameter(torch.empty(EXPERTS * INNER, WIDTH))
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        up = self.up.view(-1, self.inner, WIDTH if x.shape[-1] == WIDTH else x.shape[-1])[expert]
+        down = self.down.view(-1, self.inner, x.shape[-1])[expert]
+        return F.silu(F.linear(x, up)) @ down
+
+
+class OfCapacity(Experts):
+    """An expert takes its first tokens only."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        made = super().one(x, expert, chosen)
+        return made * (torch.arange(len(x)) < 2)[:, None]
+
+
+class Averaged(Experts):
+    """Divided by the number of the expert's tokens."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return super().one(x, expert, chosen) / len(x)
+
+
+class ByNumber(Experts):
+    """The first expert does something else."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return super().one(x, expert, chosen) * (2 if expert == 0 else 1)
+
+
+class ByOthers(Experts):
+    """What an expert does depends on the token's other experts."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return super().one(x, expert, chosen) * (1 + chosen.sum(-1, keepdim=True))
+
+
+class Normalized(Experts):
+    """The weights of a token are made to add up to 1 once more."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return super().forward(x, chosen, weights / weights.sum(-1, keepdim=True))
+
+
+class Residual(Experts):
+    """Adds the token itself, once."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return x + super().forward(x, chosen, weights)
+
+
+class Dropping(Experts):
+    """Drops elements in training mode."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return F.dropout(super().one(x, expert, chosen), 0.5, self.training)
+
+
+class OwnGradient(Experts):
+    """The gradient of a token's first weight alone."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        others = torch.cat([weights[:, :1], weights[:, 1:].detach()], 1)
+        return super().forward(x, chosen, others)
+
+
+class Buffered(Experts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(EXPERTS))
+
+
+def found_of(cls: type[Experts]) -> str | None:
+    with torch.device("meta"):
+        module = cls()
+    of: Any = ("up", "down"), ("experts",)
+    return fault(module, Mixture("x", "chosen", "weights", EXPERTS, CHOSEN, WIDTH, *of))
+
+
+@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows])
+def test_tokens_may_travel(cls: type[Experts]) -> None:
+    assert found_of(cls) is None
+
+
+BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of its experts gives"
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (OfCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM), (ByOthers, SUM),
+        (Normalized, SUM), (Residual, SUM), (Dropping, "in training mode"),
+        (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
+    ],
+)  # fmt: skip
+def test_tokens_must_stay(cls: type[Experts], why: str) -> None:
+    found = found_of(cls)
+    assert found is not None and why in found
+
+
+class Model(nn.Module):
+    """A router, and experts that it gives each token to."""
+
+    def __init__(self, experts: type[Experts]) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.mixture = experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows).softmax(-1).topk(CHOSEN, -1)
+        return x + self.mixture(rows, chosen, weights).view(x.shape)
+
+
+X = torch.randn(3, 19, WIDTH)
+
+
+def test_the_plan_of_a_hand_written_mixture() -> None:
+    plan = planning.plan(Model(Experts), mesh={"ep": 4, "tp": 1}, args=(X,))
+    entry = plan.modules["mixture"]
+    assert entry.dispatch is not None
+    assert entry.dispatch.model_dump() == {
+        "tokens": "x", "experts": "chosen", "weights": "weights", "count": EXPERTS,
+    }  # fmt: skip
+    assert entry.attributes == {"experts": "6@ep"}
+    assert {e.placement for e in entry.parameters.values()} == {"6@ep, 64, 32", "6@ep, 32, 64"}
+    each, router = 2 * INNER * WIDTH * 4, EXPERTS * WIDTH * 4
+    assert plan.predicted.parameter_bytes == [n * each + router for n in (2, 2, 1, 1)]
+    assert plan.workload.spread == plan.workload.replicas == 4
+    kinds = {c.kind: c.count for c in plan.predicted.collectives if c.phase == "forward"}
+    assert kinds == {"all_gather": 1, "all_to_all": 3}
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_model_without_such_a_mixture() -> None:
+    with pytest.raises(InfeasibleError, match="'mixture' looks like one, but what it gives"):
+        planning.plan(Model(Averaged), mesh={"ep": 2, "tp": 1}, args=(X,))
+    _, dense = zoo.build("llama")
+    with pytest.raises(InfeasibleError, match="name the mesh dim dp instead"):
+        planning.plan(dense, mesh={"ep": 2, "tp": 1})
+
+
+@pytest.mark.parametrize(
+    ("mesh", "dp", "text"),
+    [
+        ({"cp": 2, "ep": 2, "tp": 1}, "ddp", "ep and cp"),
+        ({"dp": 2, "ep": 2, "tp": 1}, "fsdp", "ep and dp='fsdp'"),
+    ],
+)
+def test_what_ep_does_not_go_with(mesh: dict[str, int], dp: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        planning.plan(Model(Experts), mesh=mesh, args=(X,), dp=dp)
+
+
+def test_plans_that_contradict_themselves() -> None:
+    plan = planning.plan(Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,)).model_dump()
+    entry = plan["modules"]["mixture"]
+
+    def edited(**changes: Any) -> Any:
+        return plan | {"modules": plan["modules"] | {"mixture": entry | changes}}
+
+    whole = {
+        n: {"placement": e["placement"].replace("@ep", "")} for n, e in entry["parameters"].items()
+    }
+    other = {n: {"placement": "6, 64@ep, 32"} for n in ("up",)}
+    for changes, text in (
+        ({"dispatch": None}, "is not the dim of the experts"),
+        ({"parameters": whole}, "each rank has all experts"),
+        ({"parameters": other}, "is not the dim of the experts"),
+        ({"attributes": {"experts": "12@ep"}}, "is not the dim of the experts"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            Plan.from_json(json.dumps(edited(**changes)))
