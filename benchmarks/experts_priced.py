@@ -1,0 +1,85 @@
+"""Prices published mixtures with their experts over `ep`, beside meshes of `tp` and `dp`.
+
+    python -m benchmarks.experts_priced              two models, two clusters, prefill and decode
+    python -m benchmarks.experts_priced qwen3-235b --json FILE
+
+Needs no weights and no GPU. Weights are in bfloat16, on hosts of eight H200. A mesh that does not
+fit has no time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import shardwright
+from benchmarks.planning_models import MODELS
+from benchmarks.zoo import write
+from shardwright.errors import InfeasibleError
+from shardwright.planner.devices.device import device
+
+DEVICE, PER_HOST = "h200-nvlink", 8
+NAMES = ("deepseek-v3", "qwen3-235b-a22b")
+CLUSTERS = (2, 8)
+"""Hosts."""
+LOADS: dict[str, dict[str, Any]] = {
+    "prefill": {"phase": "prefill", "batch": 128, "seq": 2048},
+    "decode": {"phase": "decode", "batch": 128, "seq": 2048},
+    "decode, 4096 sequences": {"phase": "decode", "batch": 4096, "seq": 2048},
+}
+
+
+def meshes(ranks: int) -> list[dict[str, int]]:
+    """Return tp within hosts or not at all, with dp or ep, and tp over all ranks."""
+    some = [{dim: ranks // tp, "tp": tp} for tp in (1, PER_HOST) for dim in ("dp", "ep")]
+    return [*some, {"tp": ranks}]
+
+
+def priced(name: str, hosts: int, load: str, mesh: dict[str, int]) -> dict[str, Any]:
+    """Return the row of one mesh."""
+    row = {"model": name, "hosts": hosts, "load": load, "mesh": mesh, "ms": None, "gib": None}
+    how = {"device": DEVICE, "gpus_per_host": PER_HOST, **LOADS[load]}
+    try:
+        plan = shardwright.plan(MODELS[name].config(), mesh=mesh, **how)
+    except InfeasibleError:
+        return row
+    memory = plan.predicted.memory.total
+    row["gib"] = round(memory / 2**30, 1)
+    if memory <= device(DEVICE).memory_bytes:
+        row["ms"] = round(plan.predicted.time_ns / 1e6, 2)
+    return row
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
+def main(names: tuple[str, ...], path: Path | None) -> None:
+    """Price mixtures on several meshes."""
+    console = Console(stderr=True)
+    jobs = [
+        (name, hosts, load, mesh)
+        for name in names or NAMES
+        for hosts in CLUSTERS
+        for load in LOADS
+        for mesh in meshes(hosts * PER_HOST)
+    ]
+    rows = []
+    for job in track(jobs, "pricing", console=console, disable=not console.is_terminal):
+        rows.append(priced(*job))
+        if path:
+            write(path, {"device": DEVICE, "rows": rows})
+    table = Table("model", "hosts", "load", "mesh", "ms", "GiB", box=None)
+    for row in rows:
+        mesh = ",".join(f"{n}={k}" for n, k in row["mesh"].items())
+        spent = row["ms"] or "does not fit"
+        table.add_row(*map(str, (row["model"], row["hosts"], row["load"], mesh, spent, row["gib"])))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
