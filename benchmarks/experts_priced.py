@@ -3,8 +3,8 @@
     python -m benchmarks.experts_priced              two models, two clusters, prefill and decode
     python -m benchmarks.experts_priced qwen3-235b --json FILE
 
-Needs no weights and no GPU. Weights are in bfloat16, on hosts of eight H200. A mesh that does not
-fit has no time.
+Needs no weights and no GPU. Weights are in bfloat16, on hosts of eight H200. Meshes that do not fit
+are priced, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from rich.table import Table
 import shardwright
 from benchmarks.planning_models import MODELS
 from benchmarks.zoo import write
-from shardwright.errors import InfeasibleError
 from shardwright.planner.devices.device import device
 
 DEVICE, PER_HOST = "h200-nvlink", 8
@@ -42,17 +41,14 @@ def meshes(ranks: int) -> list[dict[str, int]]:
 
 def priced(name: str, hosts: int, load: str, mesh: dict[str, int]) -> dict[str, Any]:
     """Return the row of one mesh."""
-    row = {"model": name, "hosts": hosts, "load": load, "mesh": mesh, "ms": None, "gib": None}
-    how = {"device": DEVICE, "gpus_per_host": PER_HOST, **LOADS[load]}
-    try:
-        plan = shardwright.plan(MODELS[name].config(), mesh=mesh, **how)
-    except InfeasibleError:
-        return row
+    how = {"device": DEVICE, "gpus_per_host": PER_HOST, "memory": 1 << 50, **LOADS[load]}
+    plan = shardwright.plan(MODELS[name].config(), mesh=mesh, **how)
     memory = plan.predicted.memory.total
-    row["gib"] = round(memory / 2**30, 1)
-    if memory <= device(DEVICE).memory_bytes:
-        row["ms"] = round(plan.predicted.time_ns / 1e6, 2)
-    return row
+    fits = memory <= device(DEVICE).memory_bytes
+    return {
+        "model": name, "hosts": hosts, "load": load, "mesh": mesh, "fits": fits,
+        "ms": round(plan.predicted.time_ns / 1e6, 2), "gib": round(memory / 2**30, 1),
+    }  # fmt: skip
 
 
 @click.command()
@@ -73,11 +69,12 @@ def main(names: tuple[str, ...], path: Path | None) -> None:
         rows.append(priced(*job))
         if path:
             write(path, {"device": DEVICE, "rows": rows})
-    table = Table("model", "hosts", "load", "mesh", "ms", "GiB", box=None)
+    table = Table("model", "hosts", "load", "mesh", "ms", "GiB", "", box=None)
     for row in rows:
         mesh = ",".join(f"{n}={k}" for n, k in row["mesh"].items())
-        spent = row["ms"] or "does not fit"
-        table.add_row(*map(str, (row["model"], row["hosts"], row["load"], mesh, spent, row["gib"])))
+        fits = "" if row["fits"] else "does not fit"
+        cells = (row["model"], row["hosts"], row["load"], mesh, row["ms"], row["gib"], fits)
+        table.add_row(*map(str, cells))
     Console(width=120).print(table)
 
 

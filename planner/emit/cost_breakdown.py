@@ -101,17 +101,12 @@ class CostBreakdown:
 
     def _add_travelling(self, elements: Elements) -> None:
         """Add the tokens that travel to their experts, to the element that reads them first."""
-        costs = self.bill.costs.redistributions
+        costs, every = (
+            self.bill.costs.redistributions,
+            [*zip(self.elements, elements.found, strict=True)],
+        )
+        reader = {n: cost for cost, e in reversed(every) for op in e.ops for n in op.inputs}
         for name in sorted(costs.travellers):
-            cost = next(
-                (
-                    c
-                    for c, e in zip(self.elements, elements.found, strict=True)
-                    if any(name in op.inputs for op in e.ops)
-                ),
-                self.aside[("",)],
-            )
-            self._add(
-                cost,
-                [costs.travelling(name, self.bill.assignment[name], run) for run in self.passes],
-            )
+            state = self.bill.assignment[name]
+            sent = [costs.travelling(name, state, run) for run in self.passes]
+            self._add(reader.get(name, self.aside[("",)]), sent)
