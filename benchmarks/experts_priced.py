@@ -29,7 +29,7 @@ CLUSTERS = (2, 8)
 LOADS: dict[str, dict[str, Any]] = {
     "prefill": {"phase": "prefill", "batch": 128, "seq": 2048},
     "decode": {"phase": "decode", "batch": 128, "seq": 2048},
-    "decode, 4096 sequences": {"phase": "decode", "batch": 4096, "seq": 2048},
+    "decode, 1024 sequences": {"phase": "decode", "batch": 1024, "seq": 2048},
 }
 
 
