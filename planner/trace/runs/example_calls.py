@@ -21,6 +21,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.model.input_values import remember
 from shardwright.planner.trace.runs.argument_options import OPTIONS, options
 from shardwright.planner.trace.runs.decoding import SWITCH
+from shardwright.planner.trace.runs.documented_shapes import documented
 from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs
 from shardwright.planner.trace.runs.further_runs import has_switch
 from shardwright.planner.trace.runs.preexisting_tensors import made
@@ -38,6 +39,9 @@ TYPES, PLACES = "mm_token_type_ids", "image_embeds_position_mask"
 
 FEATURES = "get_image_features"
 """The method of transformers' models that returns one vector for each image token."""
+
+KINDS = "num_codebooks", "num_channels"
+"""Entries of configs for the number of kinds of tokens in each place."""
 
 TOKENS = ("latent_query_num", "image_seq_length", "mm_tokens_per_image")
 """Entries of configs for the number of tokens that stand for an image."""
@@ -92,7 +96,9 @@ def _takes_text(module: nn.Module) -> bool:
 def _takes_text_alone(module: nn.Module) -> bool:
     """Return whether a model needs token ids and knows of nothing to look at or listen to."""
     at = Subject(module, torch.float32)
-    return _takes_text(module) and not ({*at.needed} | at.names.keys() & {*CONTENT}) - {IDS}
+    said = {name for name, docs in documented(at).items() if not docs.optional}
+    others = ({*at.needed} | said | at.names.keys() & {*CONTENT}) - {IDS}
+    return _takes_text(module) and not (others or at.number(*KINDS))
 
 
 def _decodes(module: nn.Module) -> bool:
@@ -116,7 +122,7 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
         yield from _with_images(module)
     # Models with a decoder of their own do not all say so.
     decoding = [_beside(module, yes) for yes in {_decodes(module): 0, DECODER_IDS in names: 0}]
-    kinds = Subject(module, torch.float32).number("num_codebooks", "num_channels")
+    kinds = Subject(module, torch.float32).number(*KINDS)
     if DECODER_IDS in names and kinds:
         several = torch.zeros(TRACE_BATCH, TRACE_SEQ, kinds, dtype=torch.int64, device="meta")
         decoding.append({**decoding[-1], DECODER_IDS: several})
