@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.trace.runs.argument_options import BESIDE, OPTIONS, beside, options
 from shardwright.planner.trace.runs.documented_shapes import documented
 from shardwright.planner.trace.runs.subject import Subject
@@ -34,7 +35,8 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
         made = {name for found in each for option in found for name in option}
         rest = [name for name in at.needed if name not in made]
         more = [n for n in at.names if n in rest or (n in BESIDE and n not in made)]
-        for names in (rest, more)[: 1 + (rest != more)]:
+        unpadded = [n for n in more if n in rest or n not in MASKS]  # further calls have padding
+        for names in {tuple(names): 0 for names in (rest, unpadded, more)}:
             for parts in product(*each):
                 given: dict[str, Any] = {k: v for part in parts for k, v in part.items()}
                 for values in beside(names, tuple(given[chosen[0]].shape)):
