@@ -150,7 +150,7 @@ def _folded(
         graph.counts |= dict.fromkeys(segment.keys, times)
         base = first.setdefault(segment.kind, segment)
         if base is not segment:
-            match(base, segment, row, small)
+            match(graph, base, segment, row, small)
             graph.alike |= {segment.tensors[k]: n for k, n in base.tensors.items()}
     return row
 
@@ -274,7 +274,9 @@ def taken_by(item: Item) -> tuple[str, ...]:
     return item.inputs if isinstance(item, Op) else (item.source,)
 
 
-def match(one: Segment, other: Segment, row: Sequence[Segment], small: Collection[str]) -> None:
+def match(
+    graph: Graph, one: Segment, other: Segment, row: Sequence[Segment], small: Collection[str]
+) -> None:
     """Compare two segments of blocks of one kind.
 
     The segments may read different tensors of `small` (for example empty caches); these are too
@@ -289,6 +291,9 @@ def match(one: Segment, other: Segment, row: Sequence[Segment], small: Collectio
     for a, b in zip(one.items, other.items, strict=True):
         if not _same(a, b, one, other):
             raise Unfoldable(f"{one.module} and {other.module} differ at {a} and {b}")
+        if isinstance(a, Op) and _trained(graph, a) != _trained(graph, b):
+            # Of the last block, nothing may read an output that the next block reads of others.
+            raise Unfoldable(f"only one of {one.module} and {other.module} has a gradient at {a}")
         for x, y in zip(taken_by(a), taken_by(b), strict=True):
             if x in one.keys or y in other.keys:
                 fits = one.keys.get(x) == other.keys.get(y)
@@ -297,6 +302,10 @@ def match(one: Segment, other: Segment, row: Sequence[Segment], small: Collectio
                 fits = x == y or (before and _behind(y, other, row)) or (x in small and y in small)
             if not fits:
                 raise Unfoldable(f"{one.module} takes {x} where {other.module} takes {y}")
+
+
+def _trained(graph: Graph, item: Item) -> list[bool]:
+    return [graph.tensors[name].differentiable for name in made_by(item)]
 
 
 def _behind(name: str, segment: Segment, row: Sequence[Segment]) -> bool:

@@ -232,8 +232,12 @@ class _Drawing:
         return [_renumbered(drawn[i], stacks[at], number) for at, number, i in sorted(every)]
 
     def _stack(self, name: str) -> str:
-        """Return the stack of the block that is or contains `name`; "" if no other is like it."""
-        return next((path for path in self.copies if is_within(name, path)), "")
+        """Return the stack of the block that is or contains `name`; "" if no other is like it.
+
+        A module that is itself a stack may also be a block of a stack that is traced in full.
+        """
+        inside = (path for path in self.copies if is_within(name, path) and name != path)
+        return next(inside, "")
 
     def _numbers(self, name: str) -> Sequence[int]:
         """Return the numbers in that stack of the blocks that the drawn one represents."""

@@ -22,6 +22,9 @@ from shardwright.rules.registry import rule_for
 
 ATOM, PRODUCT, CONCAT = "atom", "product", "concat"
 
+TERMS = 64
+"""Into how many equal terms a dim may be cut because it is shifted."""
+
 
 class Conflict(Exception):
     """Two dims have no common refinement."""
@@ -227,6 +230,7 @@ def unify(a: Dim, b: Dim) -> None:
         _unify_factors(_factors(a), _factors(b))
         _link(a, b)
     elif a.kind == b.kind == CONCAT:
+        _refuse_short_shift(a, b)
         parts = split_concat(a, [t.size for t in b.children])
         for part, term in zip(parts, list(find(b).children), strict=True):
             unify(part, term)
@@ -235,6 +239,29 @@ def unify(a: Dim, b: Dim) -> None:
         if a.kind == CONCAT:
             a, b = b, a
         _unify_product_concat(a, b)
+
+
+def _refuse_short_shift(a: Dim, b: Dim) -> None:
+    """Raise a conflict if a long term is in both, a few places apart.
+
+    It would become that many equal terms: a sequence that is shifted by one, one for each token.
+    """
+    places = dict[int, int]()
+    for term, place in _places(a):
+        places.setdefault(id(term), place)
+    for term, place in _places(b):
+        apart = abs(place - places.get(id(term), place))
+        if 0 < apart * TERMS < term.size:
+            raise Conflict(f"{term.size} are in both, {apart} places apart")
+
+
+def _places(dim: Dim) -> Iterator[tuple[Dim, int]]:
+    """Yield the terms of a concatenation, also of those in it, and where each begins."""
+    place = 0
+    for term in map(find, dim.children):
+        inner = _places(term) if term.kind == CONCAT else [(term, 0)]
+        yield from ((leaf, place + at) for leaf, at in inner)
+        place += term.size
 
 
 def _unify_product_concat(a: Dim, b: Dim) -> None:

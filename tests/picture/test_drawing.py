@@ -97,6 +97,29 @@ def test_blocks_that_are_alike_are_drawn_once(net: Plan) -> None:
     assert named(net, 0)["layers"].blocks == {"1": 1, "2": 3}
 
 
+class Stages(nn.Module):
+    """Stages of blocks. Only the last stage has enough equal ones to be traced in part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        deep = nn.ModuleList(Block(256) for _ in range(6))
+        self.stages = nn.ModuleList([nn.ModuleList([Block(512), Block(512)]), deep])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            for block in stage:
+                x = block(x)
+        return x
+
+
+def test_a_block_of_a_stack_may_be_a_stack() -> None:
+    found = plan(Stages(), tp=2, args=(torch.zeros(3, 19, 64),))
+    counts = {name: block.count for block in found.drawing for name in block.modules}
+    assert counts["stages.1.0-5"] == 6
+    ns, _ = figures(found)
+    assert ns == found.predicted.phase_ns
+
+
 def test_edges_say_how_tensors_lie(net: Plan) -> None:
     """The activation is part of what it acts on; the product of both takes parts of each."""
     items = net.drawing[2].items

@@ -323,3 +323,17 @@ def test_sizes_beyond_a_plan() -> None:
         model = nn.Linear(8, 2**40 + 2)
     with pytest.raises(ModelError, match="^parameter 'weight' has shape .* sizes up to 1,099,511"):
         planning.plan(model, 2, args=(torch.zeros(3, 19, 8),))
+
+
+@pytest.mark.parametrize("by, fits", [(1, False), (500, True)])
+def test_a_long_sequence_may_be_shifted(by: int, fits: bool) -> None:
+    """By few places it is refused: it would be cut into thousands of terms that are the same."""
+    whole, padding = Dim(3000), Dim(by)
+    kept, _ = split_concat(whole, [3000 - by, by])
+    shifted = Dim(3000, CONCAT, [padding, kept])
+    if fits:
+        unify(whole, shifted)
+        assert len({id(atom) for atom in atoms_of(whole)}) == 1
+    else:
+        with pytest.raises(Conflict):
+            unify(whole, shifted)

@@ -206,6 +206,37 @@ def test_shared_and_pinned_blocks_are_kinds_of_their_own() -> None:
     assert stack.kinds == (0, 0, 1, 2, 1, 0, 0, 0, 0)
 
 
+class Aside(Block):
+    """Two streams: the first one takes the second."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:  # type: ignore[override]
+        return x + self.down(self.up(x + y).relu()), y + self.down(self.up(y).relu())
+
+
+class Streams(nn.Module):
+    """Blocks with two streams. Nothing reads the second one after the last block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Aside(16) for _ in range(5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for block in self.blocks:
+            x, y = block(x, y)
+        return x
+
+
+def test_a_last_block_whose_output_nobody_reads_is_a_kind_of_its_own() -> None:
+    """Backward, less of it is computed than of the blocks that are like it."""
+    with torch.device("meta"):
+        source = read_source(Streams(), (torch.zeros(3, 19, 8), torch.zeros(3, 19, 8)))
+    _, folding, unfolded = folded_trace.trace_all(source)
+    assert [stack.kinds for stack in folding.stacks] == [(-1, 0, 0, 0, -2)]
+    graphs = unfolded.graph, whole(source).graph
+    one, other = (sum(t.differentiable for t in g.tensors.values()) for g in graphs)
+    assert one == other
+
+
 def test_a_block_read_from_afar_is_not_folded() -> None:
     """The sum of all blocks' outputs: no copy of a traced edge stands for those."""
 

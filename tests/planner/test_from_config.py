@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.trace.model.source import read_source
+from shardwright.planner.trace.runs.documented_shapes import as_documented, documented
 from shardwright.planner.trace.runs.example_calls import example_call
+from shardwright.planner.trace.runs.example_inputs import example_inputs
+from shardwright.planner.trace.runs.subject import Subject
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -50,6 +53,18 @@ def grids(b: int) -> dict[str, Any]:
             "pixel_attention_mask": mask}  # fmt: skip
 
 
+def dia() -> Any:
+    """A decoder with three tokens in each place."""
+    text = {**SMALL, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 96,
+            "max_position_embeddings": 40}  # fmt: skip
+    cross = {"cross_num_attention_heads": 4, "cross_head_dim": 8, "cross_num_key_value_heads": 4,
+             "cross_hidden_size": 32, "num_channels": 3}  # fmt: skip
+    return transformers.DiaConfig(
+        encoder_config=text, decoder_config={**text, **cross}, delay_pattern=[0, 1, 2],
+        pad_token_id=93, eos_token_id=94, bos_token_id=95,
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[str, Callable[[], Any], Callable[[int], dict[str, Any]]]] = {
     "two towers": (
         "CLIPModel", pair,
@@ -78,6 +93,25 @@ CASES: dict[str, tuple[str, Callable[[], Any], Callable[[int], dict[str, Any]]]]
             hidden_dropout_prob=0.0, drop_path_rate=0.0,
         ),
         lambda b: {"pixel_values": random(b, 3, 32, 48)},
+    ),
+    "as docs say": (
+        "DecisionTransformerModel",
+        lambda: transformers.DecisionTransformerConfig(
+            hidden_size=32, n_layer=2, n_head=4, state_dim=5, act_dim=6, max_ep_len=40,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        ),
+        lambda b: {
+            "states": random(b, 7, 5), "actions": random(b, 7, 6), "rewards": random(b, 7, 1),
+            "returns_to_go": random(b, 7, 1), "timesteps": torch.arange(7).expand(b, -1),
+            "use_cache": False,
+        },
+    ),
+    "tokens of several kinds": (
+        "DiaForConditionalGeneration", dia,
+        lambda b: {
+            "input_ids": tokens(b, 7), "use_cache": False,
+            "decoder_input_ids": tokens(b, 5)[..., None].expand(-1, -1, 3),
+        },
     ),
 }  # fmt: skip
 
@@ -143,3 +177,58 @@ def test_calls_that_the_code_refuses_are_not_traced() -> None:
     config.architectures = ["CLIPModel"]
     source = read_source(config)
     assert all("pixel_values" in run.kwargs for wish in source.wishes for run in wish)
+
+
+def test_shapes_are_read_from_docs() -> None:
+    class Documented(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = transformers.ViTConfig(image_size=20, hidden_size=32, act_dim=6)
+
+        def forward(self, *, states: Any, image: Any, mask: Any, steps: Any, rest: Any) -> None:
+            """
+            states (`torch.FloatTensor` of shape `(batch_size, length + 2, 2 * config.act_dim)`):
+                Of each step.
+            image (`torch.Tensor` of shape `(batch_size, 3, height, width)`, *optional*):
+                What is seen.
+            mask (`torch.BoolTensor` of shape `(batch_size, dim)`): Any.
+            steps (`torch.LongTensor` of shape `(batch_size,)`):
+                Which step it is.
+            rest (`torch.Tensor` of shape `(one of many words)`):
+                Anything.
+            """
+
+    at = Subject(Documented(), torch.float64)
+    found = {name: as_documented(at, name) for name in at.names}
+    assert {n: t if t is None else (tuple(t.shape), t.dtype) for n, t in found.items()} == {
+        "states": ((3, 21, 12), torch.float64),
+        "image": ((3, 3, 20, 20), torch.float64),
+        "mask": ((3, 32), torch.bool),
+        "steps": ((3,), torch.int64),
+        "rest": None,
+    }
+    assert documented(at)["image"].optional and not documented(at)["states"].optional
+
+
+def choices(name: str) -> list[dict[str, Any]]:
+    """Inputs that a model with the default config of a type may get."""
+    config = transformers.CONFIG_MAPPING[name]()
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    return [*example_inputs(model, torch.float32)]
+
+
+def test_patches_have_positions() -> None:
+    """The columns and rows of a square image, in its order."""
+    inputs = choices("gemma4_vision")[0]
+    places = inputs["pixel_position_ids"][0].tolist()
+    side = max(column for column, _ in places) + 1
+    assert places == [[n % side, n // side] for n in range(side * side)]
+    assert inputs["pixel_values"].shape[1] == side * side
+
+
+def test_padding_is_left_to_further_calls() -> None:
+    """What a model may take beside its main input comes first without a padding mask."""
+    found = [inputs.keys() for inputs in choices("wav2vec2")]
+    assert found[0] == {"input_values"}
+    assert any("attention_mask" in names for names in found)

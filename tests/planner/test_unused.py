@@ -15,7 +15,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace.model.source import read_source
 from shardwright.planner.trace.runs import folded_trace
-from shardwright.planner.trace.runs.argument_options import SIDE
+from shardwright.planner.trace.runs.argument_options import OTHERS, SIDE
 from shardwright.planner.trace.runs.example_inputs import example_inputs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs
@@ -207,8 +207,8 @@ def test_shapes_come_from_the_config() -> None:
         for g in example_inputs(tower, torch.float64)
         if g["pixel_values"] is not None
     ]
-    frames = [(3, 2, 1, SIZE, SIZE), (3, 2, 1, SIDE, SIDE)]
-    assert shapes == [(3, 1, SIZE, SIZE), (3, 1, SIDE, SIDE), (3, 19, 16), *frames]
+    others = [(3, 2, 1, SIZE, SIZE), (3, 2, 1, SIDE, SIDE), *((3, 1, *size) for size in OTHERS)]
+    assert shapes == [(3, 1, SIZE, SIZE), (3, 1, SIDE, SIDE), (3, 19, 16), *others]
     assert [*example_inputs(Strange(), torch.float64)] == []
 
 

@@ -7,17 +7,16 @@ together: patches and the grid that they form.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE
+from shardwright.planner.trace.runs.documented_shapes import as_documented
+from shardwright.planner.trace.runs.subject import Subject, number, sides
 
 FRAMES = 296
 """Frames of audio. Halved three times, it still differs from other sizes."""
@@ -28,17 +27,29 @@ MORE_FRAMES = 400
 SAMPLES = 6161
 """Samples of audio: 19 windows of 400 samples, one every 320."""
 
+MORE_SAMPLES = 9 * 1920
+"""The same, for code that takes whole windows of samples."""
+
 BANDS = (80, 128)
 """Usual numbers of bands per frame, if nothing says it."""
 
 SIDE = 224
 """Usual side of an image, in pixels."""
 
-GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "grid_hw", "spatial_shapes")
-"""Arguments for the patches of each image: their numbers in time, height and width."""
+USUAL = SIDE, SIDE
+OTHERS = ((48, 320), (672, 672), (1536, 1536))
+"""Heights and widths of lines of text, of larger images, and of images that are cut into tiles."""
 
-PADDED = "spatial_shapes"
-"""The one of them whose patches are padded to a number for each image, with a mask."""
+PADDED, IN_A_ROW = "spatial_shapes", "target_sizes"
+GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hw", "grid_hw", PADDED, IN_A_ROW)
+"""Arguments for the patches of each image: their numbers in time, height and width.
+
+With `PADDED`, patches are padded to a number for each image, with a mask. With `IN_A_ROW`, those of
+all images are next to each other in one long image.
+"""
+
+POSITIONS = "pixel_position_ids"
+"""The argument for the column and row of each patch."""
 
 SHORT = 13
 """Tokens for models with few positions."""
@@ -50,82 +61,20 @@ Shape = tuple[int, ...]
 Option = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A module whose arguments are wanted, and the dtype of its floating inputs."""
-
-    module: nn.Module
-    dtype: torch.dtype
-
-    @cached_property
-    def names(self) -> dict[str, inspect.Parameter]:
-        """The named arguments of its forward."""
-        found = inspect.signature(self.module.forward).parameters
-        return {n: p for n, p in found.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-
-    @cached_property
-    def needed(self) -> list[str]:
-        """Those without a default."""
-        return [name for name, p in self.names.items() if p.default is p.empty]
-
-    @cached_property
-    def configs(self) -> list[Any]:
-        """Its config and those nested in it, outer ones first."""
-        found: list[Any] = [getattr(self.module, "config", None)]
-        for config in found:
-            nested = vars(config).values() if hasattr(config, "__dict__") else ()
-            found += [v for v in nested if hasattr(v, "to_dict") and v not in found]
-        return found
-
-    def floats(self, *shape: int) -> Tensor:
-        """Return a floating tensor on meta."""
-        return torch.empty(shape, dtype=self.dtype, device="meta")
-
-
-def number(config: Any, *keys: str) -> int | None:
-    """Return the first of these config entries that is a positive int or a list of equal ones."""
-    for key in keys:
-        value = getattr(config, key, None)
-        if isinstance(value, (list, tuple)) and len(set(value)) == 1:
-            value = value[0]
-        if type(value) is int and value > 0:
-            return value
-    return None
-
-
-def _sides(config: Any) -> tuple[int, int] | None:
-    """Return the height and width of an image, if the config has them."""
-    for key in ("image_size", "img_size", "max_img_size"):
-        value = getattr(config, key, None)
-        if isinstance(value, dict):
-            value = [value.get("height"), value.get("width")]
-        value = [value, value] if type(value) is int else value
-        if isinstance(value, (list, tuple)) and len(value) == 2:
-            high, wide = value
-            if type(high) is int and type(wide) is int and min(high, wide) > 0:
-                return high, wide
-    return None
-
-
 def _colours(config: Any) -> int:
     return number(config, "num_channels", "in_channels", "in_chans") or 3
-
-
-def _first_width(module: nn.Module) -> int | None:
-    """Return how many features the first layer with weights takes."""
-    for layer in module.modules():
-        found = getattr(layer, "in_features", None) or getattr(layer, "in_channels", None)
-        if isinstance(found, int):
-            return found
-    return None
 
 
 def _images(at: Subject, name: str) -> Iterator[Option]:
     """Yield patches and their grid, images, patches, and images of several frames or views."""
     yield from _patches(at, name)
-    sizes = [(config, sides) for config in at.configs if (sides := _sides(config))]
-    sizes += [(config, (SIDE, SIDE)) for config in at.configs[:1]]
-    shapes = dict.fromkeys((_colours(config), *sides) for config, sides in sizes)
+    yield from _positioned(at, name)
+    said = [(config, size) for config in at.configs if (size := sides(config))]
+    shapes = [
+        *dict.fromkeys(
+            (_colours(config), *size) for config, size in (*said, (at.configs[0], USUAL))
+        )
+    ]
     frames = (number(config, "num_frames", "frames_per_clip") for config in at.configs)
     for shape, n in product(shapes, (*dict.fromkeys(n for n in frames if n), None)):
         yield {name: at.floats(TRACE_BATCH, *((n,) if n else ()), *shape)}
@@ -134,6 +83,8 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
             yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, _colours(config) * patch * patch)}
     for shape in shapes:
         yield {name: at.floats(TRACE_BATCH, 2, *shape)}
+    for size in OTHERS:
+        yield {name: at.floats(TRACE_BATCH, _colours(at.configs[0]), *size)}
 
 
 def _patches(at: Subject, name: str) -> Iterator[Option]:
@@ -147,27 +98,48 @@ def _patches(at: Subject, name: str) -> Iterator[Option]:
         beside = {str(grid): torch.tensor([axes] * TRACE_BATCH)}
         if "merge_sizes" in at.names:
             beside["merge_sizes"] = torch.tensor([merged] * TRACE_BATCH)
-        rows = (TRACE_BATCH * side * side,)
+        count = TRACE_BATCH * side * side
+        if grid == IN_A_ROW:
+            yield {name: at.floats(1, colours, patch, count * patch), **beside}
+            continue
+        rows = (count,)
         if grid == PADDED:
             rows = TRACE_BATCH, side * side
             beside["pixel_attention_mask"] = torch.ones(rows, dtype=torch.int64)
         beside = {key: value for key, value in beside.items() if key in at.names}
-        widths = (colours * deep * patch * patch, _first_width(at.module))
+        widths = (colours * deep * patch * patch, at.first_width)
         for width in dict.fromkeys(w for w in widths if w):
             yield {name: at.floats(*rows, width), **beside}
         yield {name: at.floats(*rows, colours, patch, patch), **beside}
+        yield {name: at.floats(*rows, merged * patch, merged * patch, colours), **beside}
+
+
+def _positioned(at: Subject, name: str) -> Iterator[Option]:
+    """Yield the patches of a square image for each sequence, with the column and row of each."""
+    for config in at.configs if POSITIONS in at.names else ():
+        if patch := number(config, "patch_size"):
+            side = 4 * (number(config, "pooling_kernel_size") or 1)
+            places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
+            pixels = at.floats(TRACE_BATCH, side * side, _colours(config) * patch * patch)
+            yield {name: pixels, POSITIONS: places.expand(TRACE_BATCH, -1, -1)}
 
 
 def _sounds(at: Subject, name: str) -> Iterator[Option]:
     """Yield frames of some bands each, with as many bands as a config or the first layer says."""
-    keys = "num_mel_bins", "input_size", "feature_size", "input_dim"
-    said = [n for config in at.configs if (n := number(config, *keys))]
-    every = [n for n in (*(said or BANDS), _first_width(at.module)) if n]
+    keys = "num_mel_bins", "input_size", "feature_size", "input_dim", "feature_projection_input_dim"
+    every = [n for config in at.configs if (n := number(config, *keys))] or [*BANDS]
+    every += [at.first_width] if at.first_width else []
+    every = [n for i, n in enumerate(every) if n not in every[:i]]
     halves = [2 * n for config in at.configs if (n := number(config, "max_source_positions"))]
-    for bands, frames in product(dict.fromkeys(every), halves or (FRAMES, MORE_FRAMES)):
+    each = at.number("audio_length_per_tok")
+    said = halves or ([TRACE_SEQ * each] if each else [])
+    for bands, frames in product(every, said or (FRAMES, MORE_FRAMES)):
         yield {name: at.floats(TRACE_BATCH, bands, frames)}
         yield {name: at.floats(TRACE_BATCH, frames, bands)}
         yield {name: at.floats(TRACE_BATCH, 1, frames, bands)}
+    if "input_values" in at.names:
+        for bands in every:
+            yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, bands)}  # as many as windows of samples
 
 
 def _waves(at: Subject, name: str) -> Iterator[Option]:
@@ -177,6 +149,7 @@ def _waves(at: Subject, name: str) -> Iterator[Option]:
             yield {name: at.floats(TRACE_BATCH, frames, bands)}
     yield {name: at.floats(TRACE_BATCH, SAMPLES)}
     yield {name: at.floats(TRACE_BATCH, 1, SAMPLES)}
+    yield {name: at.floats(TRACE_BATCH, MORE_SAMPLES)}
 
 
 def _states(at: Subject, name: str) -> Iterator[Option]:
@@ -186,11 +159,21 @@ def _states(at: Subject, name: str) -> Iterator[Option]:
         yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, width)}
     if bands := number(config, "input_size", "num_mel_bins", "input_dim"):
         yield {name: at.floats(TRACE_BATCH, FRAMES, bands)}
+    if width := at.first_width:
+        yield {name: at.floats(TRACE_BATCH, width, SAMPLES if width == 1 else TRACE_SEQ)}
+
+
+def _encoded(at: Subject, name: str) -> Iterator[Option]:
+    """Yield the states of an encoder that this module attends to."""
+    keys = "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size"
+    for width in dict.fromkeys(number(at.configs[0], key) for key in keys):
+        if width:
+            yield {name: at.floats(TRACE_BATCH, TRACE_SOURCE, width)}
 
 
 def _placed_patches(at: Subject, name: str) -> Iterator[Option]:
     """Yield patches, in front of each its row and column."""
-    if width := _first_width(at.module):
+    if width := at.first_width:
         yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, 2 + width)}
 
 
@@ -198,7 +181,14 @@ def _tokens(at: Subject, name: str) -> Iterator[Option]:
     """Yield token ids; fewer if a config has no positions for so many."""
     most = (number(config, "max_position_embeddings") or TRACE_SEQ for config in at.configs)
     for length in (TRACE_SEQ,) if min(most) >= TRACE_SEQ else (TRACE_SEQ, SHORT):
-        yield {name: torch.zeros(TRACE_BATCH, length, dtype=torch.int64, device="meta")}
+        yield {name: _ids(TRACE_BATCH, length)}
+    if books := number(at.configs[0], "num_codebooks"):
+        yield {name: _ids(TRACE_BATCH, TRACE_SEQ, books)}
+        yield {name: _ids(TRACE_BATCH, TRACE_SEQ, books + 1)}
+
+
+def _ids(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64, device="meta")
 
 
 def _boxes(_at: Subject, name: str) -> Iterator[Option]:
@@ -230,6 +220,8 @@ OPTIONS: dict[str, Callable[[Subject, str], Iterator[Option]]] = {
     "qformer_input_ids": _tokens,
     "bbox": _boxes,
     "past_values": _series,
+    "inputs": _waves,
+    "encoder_hidden_states": _encoded,
 }
 """Argument -> function that yields what it may be, with the arguments that belong to it."""
 
@@ -238,15 +230,29 @@ BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
     "mask": ((), torch.bool),
     "input_features_mask": ((), torch.bool),
     "audio_mel_mask": ((), torch.bool),
-    "pixel_position_ids": ((2,), torch.int64),
+    "image_attention_mask": ((2,), torch.int64),
 }
 """Other argument -> its dims after two dims of the first argument, and its dtype."""
 
 
-def beside(name: str, shape: Shape) -> list[Tensor | None]:
-    """Return what an argument may be beside a first argument of this shape."""
+def options(at: Subject, name: str) -> Iterator[Option]:
+    """Yield what an argument may be: by its name, then as the docs say."""
+    if name in OPTIONS:
+        yield from OPTIONS[name](at, name)
+    elif (found := as_documented(at, name)) is not None:
+        yield {name: found}
+
+
+def beside(names: Sequence[str], shape: Shape) -> Iterator[dict[str, Tensor | None]]:
+    """Yield what arguments may be beside a first argument of this shape: at last, nothing."""
+    for row in dict.fromkeys((shape[:2], (shape[0], shape[-1]))):
+        if any(name in BESIDE for name in names):
+            yield {name: _beside(name, row) for name in names}
+    yield dict.fromkeys(names)
+
+
+def _beside(name: str, row: Shape) -> Tensor | None:
     if name not in BESIDE:
-        return [None]
+        return None
     more, dtype = BESIDE[name]
-    rows = dict.fromkeys((shape[:2], (shape[0], shape[-1])))
-    return [*(torch.empty(*row, *more, dtype=dtype, device="meta") for row in rows), None]
+    return torch.empty(*row, *more, dtype=dtype, device="meta")

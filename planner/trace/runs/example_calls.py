@@ -19,12 +19,14 @@ from torch.utils._pytree import tree_leaves
 from shardwright.errors import ModelError
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.model.input_values import remember
-from shardwright.planner.trace.runs.argument_options import OPTIONS, Subject, number
+from shardwright.planner.trace.runs.argument_options import OPTIONS, options
 from shardwright.planner.trace.runs.decoding import SWITCH
-from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs, main_inputs
+from shardwright.planner.trace.runs.documented_shapes import documented
+from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs
 from shardwright.planner.trace.runs.further_runs import has_switch
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.subject import Subject, number
 from shardwright.planner.trace.runs.unused_modules import Trial, attempt
 
 GET_BASE = "get_base_model"
@@ -32,8 +34,17 @@ GET_BASE = "get_base_model"
 
 IDS, DECODER_IDS = "input_ids", "decoder_input_ids"
 PIXELS, SIZES = "pixel_values", "image_sizes"
+TYPES, PLACES = "mm_token_type_ids", "image_embeds_position_mask"
+"""Arguments that say which tokens stand for images."""
+
 FEATURES = "get_image_features"
 """The method of transformers' models that returns one vector for each image token."""
+
+KINDS = "num_codebooks", "num_channels"
+"""Entries of configs for the number of kinds of tokens in each place."""
+
+TOKENS = ("latent_query_num", "image_seq_length", "mm_tokens_per_image")
+"""Entries of configs for the number of tokens that stand for an image."""
 
 MOST = 40
 """Inputs that are tried at most."""
@@ -85,7 +96,9 @@ def _takes_text(module: nn.Module) -> bool:
 def _takes_text_alone(module: nn.Module) -> bool:
     """Return whether a model needs token ids and knows of nothing to look at or listen to."""
     at = Subject(module, torch.float32)
-    return _takes_text(module) and not ({*at.needed} | at.names.keys() & {*CONTENT}) - {IDS}
+    said = {name for name, docs in documented(at).items() if not docs.optional}
+    others = ({*at.needed} | said | at.names.keys() & {*CONTENT}) - {IDS}
+    return _takes_text(module) and not (others or at.number(*KINDS))
 
 
 def _decodes(module: nn.Module) -> bool:
@@ -108,8 +121,12 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
     if IDS in names and PIXELS in names:
         yield from _with_images(module)
     # Models with a decoder of their own do not all say so.
-    for decodes in dict.fromkeys((_decodes(module), DECODER_IDS in names)):
-        beside = _beside(module, decodes)
+    decoding = [_beside(module, yes) for yes in {_decodes(module): 0, DECODER_IDS in names: 0}]
+    kinds = Subject(module, torch.float32).number(*KINDS)
+    if DECODER_IDS in names and kinds:
+        several = torch.zeros(TRACE_BATCH, TRACE_SEQ, kinds, dtype=torch.int64, device="meta")
+        decoding.append({**decoding[-1], DECODER_IDS: several})
+    for beside in decoding:
         for inputs in example_inputs(module, _dtype(module)):
             more = {name: v for name, v in beside.items() if name not in inputs}
             yield {**inputs, **more}
@@ -119,15 +136,14 @@ def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
     names, config = inspect.signature(module.forward).parameters, module.config
     image = number(config, "image_token_id", "image_token_index")
-    for images in _images(module) if image else ():
+    for images in _images(module) if image or PLACES in names else ():
         count = _image_tokens(module, images)
         if count is None:
             continue
         ids = _ids(config, image, count)
         given = {IDS: ids, "attention_mask": torch.ones_like(ids), **images}
         given |= _beside(module, _decodes(module))
-        if "mm_token_type_ids" in names:
-            given["mm_token_type_ids"] = (ids == image).int()
+        given[TYPES], given[PLACES] = (ids == (image or 0)).int(), ids == (image or 0)
         yield {name: value for name, value in given.items() if name in (*names, SWITCH)}
 
 
@@ -141,15 +157,16 @@ def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _image_tokens(module: nn.Module, images: dict[str, Tensor]) -> int | None:
-    """Return how many tokens stand for one image: the model makes a vector for each of them."""
+    """Return how many tokens stand for one image: as many as the model makes vectors of it."""
     given = {k: v.to("meta") for k, v in images.items()}
     found = made(module, _features, remember(images, given) or given)
     rows = [t.numel() // t.shape[-1] for t in tree_leaves(found) if isinstance(t, Tensor)]
-    return sum(rows) // TRACE_BATCH if rows else None
+    return sum(rows) // TRACE_BATCH if rows else number(module.config, *TOKENS)
 
 
 def _features(model: Any, images: dict[str, Any]) -> Any:
-    found = getattr(model, FEATURES)(**images)
+    owner = next(module for module in model.modules() if hasattr(module, FEATURES))
+    found = getattr(owner, FEATURES)(**images)
     return getattr(found, "pooler_output", found)
 
 
@@ -171,12 +188,12 @@ def _dtype(module: nn.Module) -> torch.dtype:
 def _known(module: nn.Module) -> str:
     """Say which inputs a model needs, as far as its code says so."""
     at = Subject(module, torch.float32)
-    wanted = [name for name in main_inputs(module) if name in at.names]
+    wanted = [name for name in at.main if name in at.names]
     wanted += [name for name in at.needed if name not in wanted]
     if not wanted:
         return ""
     main = wanted[0]
-    options = OPTIONS[main](at, main) if main in OPTIONS and hasattr(module, "config") else ()
-    shapes = [*dict.fromkeys(str(list(option[main].shape)) for option in options)]
+    found = options(at, main) if hasattr(module, "config") else ()
+    shapes = [*dict.fromkeys(str(list(option[main].shape)) for option in found)]
     tried = f" (not {' or '.join(shapes[:3])})" if shapes else ""
     return f", whose forward needs {', '.join(wanted)}{tried}"

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.planner.trace.runs.argument_options import BESIDE, OPTIONS, Subject, beside
+from shardwright.planner.contract.names import MASKS
+from shardwright.planner.trace.runs.argument_options import BESIDE, OPTIONS, beside, options
+from shardwright.planner.trace.runs.documented_shapes import documented
+from shardwright.planner.trace.runs.subject import Subject
 
 CONTENT = ("input_ids", "pixel_values", "input_features", "input_values", "bbox")
 """Arguments that models may need although they have a default: pairs of towers take two."""
@@ -26,35 +29,33 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
     """
     at = Subject(module, dtype)
     for chosen in _choices(at):
-        options = [list(OPTIONS[name](at, name)) for name in chosen]
-        made = {name for option in options for each in option for name in each}
+        # What comes with another argument, such as a grid with patches, replaces what docs say.
+        by_docs_first = sorted(chosen, key=lambda name: name in OPTIONS)
+        each = [[*options(at, name)] for name in by_docs_first]
+        made = {name for found in each for option in found for name in option}
         rest = [name for name in at.needed if name not in made]
         more = [n for n in at.names if n in rest or (n in BESIDE and n not in made)]
-        for names in (rest, more)[: 1 + (rest != more)]:
-            for parts in product(*options):
+        unpadded = [n for n in more if n in rest or n not in MASKS]  # further calls have padding
+        for names in {tuple(names): 0 for names in (rest, unpadded, more)}:
+            for parts in product(*each):
                 given: dict[str, Any] = {k: v for part in parts for k, v in part.items()}
-                shape = tuple(given[chosen[0]].shape)
-                for values in product(*(beside(name, shape) for name in names)):
-                    yield {**given, **dict(zip(names, values, strict=True))}
+                for values in beside(names, tuple(given[chosen[0]].shape)):
+                    yield {**given, **values}
 
 
 def _choices(at: Subject) -> Iterator[list[str]]:
     """Yield names of arguments to make: those that are needed, then more."""
-    main = main_inputs(at.module)
-    first = [name for name in at.names if name in OPTIONS and (name in at.needed or name in main)]
-    if not first:
-        first = [name for name in list(at.names)[:1] if name in OPTIONS]
+    docs = documented(at)
+    known = [name for name in at.names if name in OPTIONS or name in docs]
+    first = [name for name in known if name in at.needed or name in at.main] or [
+        name for name in list(at.names)[:1] if name in OPTIONS
+    ]
     if not first:
         return
     yield first
+    said = [name for name in docs if not docs[name].optional and name not in first]
     others = [name for name in CONTENT if name in at.names and name not in first]
-    for name in others:
-        yield [*first, name]
-    if len(others) > 1:
-        yield [*first, *others]
-
-
-def main_inputs(module: nn.Module) -> list[str]:
-    """Return what a model of transformers names as its main inputs."""
-    main = getattr(module, "main_input_name", None)
-    return [main] if isinstance(main, str) else list(main or ())
+    others += [name for name in ("encoder_hidden_states",) if name in known and name not in first]
+    for more in (said, *([name] for name in others), others[: len(others) * (len(others) > 1)]):
+        if more:
+            yield [*first, *more]

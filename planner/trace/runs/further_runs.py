@@ -141,7 +141,11 @@ def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     names = _names(module)
     missing = [m for m in MASKS if m in names and inputs.get(m) is None]
     tokens = {m: inputs.get(MASKS[m]) for m in missing}
-    return {m: ids.clone() for m, ids in tokens.items() if isinstance(ids, Tensor)}
+    each = {m: ids.clone() for m, ids in tokens.items() if isinstance(ids, Tensor)}
+    # With tokens of several kinds in each place, a mask has one entry for a place.
+    return {
+        m: mask.flatten(2)[:, :, 0].clone() if mask.dim() > 2 else mask for m, mask in each.items()
+    }
 
 
 def _unmasked(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:

@@ -132,7 +132,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         parametrizations_in_place(),
     ):
         warnings.simplefilter("ignore")
-        exported, numbers, keeps = True, KeptNumbers(), None
+        exported, numbers, keeps, refused = True, KeptNumbers(), None, ""
         while True:
             entered = boundaries.CallStack()
             try:
@@ -161,10 +161,11 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 error = Unproven(NESTED) if _makes_nested(raised) else raised
                 keeps = keeps or (error if isinstance(error, Keeps) else None)
                 needs_data = isinstance(error, DATA_DEPENDENT)
-                if opaque.after(error, entered):
+                # What the code refuses with and without export is refused for another reason.
+                if repr(raised) != refused and opaque.after(error, entered):
                     continue
                 if exported and not needs_data:
-                    exported = False
+                    exported, refused = False, repr(raised)
                     continue
                 if unproven := keeps or (error if isinstance(error, Unproven) else None):
                     raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error

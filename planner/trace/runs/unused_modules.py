@@ -22,9 +22,9 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
-from shardwright.planner.trace.runs.argument_options import number
 from shardwright.planner.trace.runs.example_inputs import example_inputs
 from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.subject import number
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
 
 ENCODED = ("encoder_hidden_states", "encoder_outputs")
