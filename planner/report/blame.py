@@ -1,0 +1,177 @@
+"""Says in words where a hand-written table goes wrong: the op, its module, file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.errors import InfeasibleError
+from shardwright.planner.graph.axes import ATOM, Dim, find
+from shardwright.planner.graph.graph import EQUAL, Graph, Op, SizeArgument
+from shardwright.planner.graph.marks import KINDS
+from shardwright.planner.problem.infeasible_core import Contradiction
+from shardwright.planner.problem.tp_plan import Rules
+from shardwright.planner.problem.tp_table import Unsplittable
+from shardwright.planner.report.first_fault import Fact
+from shardwright.planner.search.task import Task
+from shardwright.planner.strategies.obstacles import place
+from shardwright.planner.strategies.state import State
+
+NEEDS = {"colwise": "out_features", "rowwise": "in_features"}
+"""First part of a style's name -> what transformers reads from the module; without, it raises."""
+
+OUTPUT = "output"
+NOT_OURS = frozenset(
+    {"carried", "again", "boundary", "use", *(name for name, kind in KINDS.items() if kind.reason)}
+)
+"""Facts that hold for our runtime. A table that breaks one is not wrong by that."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a table goes wrong.
+
+    Attributes:
+        text: In words.
+        op: The op, if one is at fault.
+        module: Its module.
+        where: File and line of the model's code.
+        open: Whether the rules do not decide it: then the table is not known to be wrong.
+    """
+
+    text: str
+    op: str = ""
+    module: str = ""
+    where: str = ""
+    open: bool = False
+
+
+def of_style(task: Task, rules: Rules) -> Fault | None:
+    """Return a style on a module that transformers cannot put it on; None if there is none."""
+    for name, style in rules.modules.items():
+        attribute = NEEDS.get(style.partition("_")[0])
+        module = task.source.module.get_submodule(name)
+        if attribute and not hasattr(module, attribute):
+            kind = type(module).__name__
+            return Fault(f"style '{style}' on '{name}': {kind} has no {attribute}", module=name)
+    return None
+
+
+def of_fact(task: Task, fact: Fact) -> Fault:
+    """Return the fault of the first fact that cannot hold."""
+    graph = task.graph
+    if fact.kind == "op":
+        op = next(op for op in graph.ops if op.name == fact.name)
+        if task.axes.rules.get(op.name) is None:
+            return _at(op, f"no rule is known for {place(op)}", unknown=True)
+        given = ", ".join(_in_words(fact.before.get(n, [])) for n in op.inputs)
+        return _at(op, f"{place(op)} cannot take what is {given}")
+    if fact.kind in ("styled", "kept", "boundary"):
+        at = next(b for b in graph.boundaries if f"{b.module} {b.side} {b.slot}" == fact.name)
+        near = _made(graph, at.source) if at.side == "out" else _read(graph, at.target)
+        way = "leaves" if at.side == "out" else "enters"
+        have = _in_words(fact.before.get(at.source, []))
+        text = f"what {way} '{at.module}' is {have}; its style takes something else for granted"
+        if near is None:
+            return Fault(text, module=at.module, open=fact.kind in NOT_OURS)
+        return _at(near, f"{text} ({near.source})", unknown=fact.kind in NOT_OURS)
+    names = [n for n in fact.before if n in graph.tensors]
+    op = next(filter(None, (_made(graph, n) for n in names)), None)
+    have = ", ".join(_in_words(fact.before[n]) for n in names)
+    said = KINDS[fact.kind].reason.format(fact.name) if fact.kind in KINDS else fact.kind
+    if fact.kind == OUTPUT:
+        said = "what the model gives out is replicated"
+    text = f"{said}, but it is {have}" + (f": {place(op)}" if op else "")
+    unknown = fact.kind in NOT_OURS
+    return _at(op, text, unknown) if op else Fault(text, open=unknown)
+
+
+def of_gradient(task: Task, fact: Fact) -> Fault:
+    """Return the fault of the first fact that cannot hold, if only gradients are wrong."""
+    op = next((op for op in task.graph.ops if (fact.kind, fact.name) == ("op", op.name)), None)
+    if op is None:
+        return replace(of_fact(task, fact), open=False)
+    given = ", ".join(_in_words(fact.before.get(n, [])) for n in op.inputs)
+    text = f"{place(op)} takes what is {given}, and nothing sums the parts of its gradient"
+    return _at(op, text)
+
+
+def of_facts(task: Task, error: InfeasibleError) -> Fault:
+    """Return the fault of a parameter that cannot be split, or of facts that contradict."""
+    if isinstance(error, Unsplittable) and error.stored:
+        op = taken_apart(task, error.stored, error.dim)
+        return _at(op, f"{error}: {place(op)}") if op else Fault(str(error), module=error.fqn)
+    if isinstance(error, Contradiction):
+        return Fault("these contradict each other: " + "; ".join(error.reasons[:4]))
+    return Fault(str(error))
+
+
+def of_size(graph: Graph, size: SizeArgument, gives: int, right: int) -> Fault:
+    """Return the fault of code that computes a wrong size on a rank."""
+    op = _made(graph, size.tensor)
+    text = f"the code computes {gives} for dim {size.dim}, and a rank has {right}"
+    if size.bound == EQUAL:
+        text = f"code compares two integers that differ by {gives} on a rank"
+    return _at(op, f"{place(op)}: {text}") if op else Fault(text)
+
+
+def taken_apart(task: Task, stored: str, dim: int) -> Op | None:
+    """Return the op that first splits a dim of a parameter up into several dims or parts."""
+    dims = task.axes.dims
+    tree = find(dims[stored][dim])
+    if tree.kind == ATOM:
+        return None
+    parts = set(_parts(tree))
+    for op in task.graph.ops:
+        if any(find(d).id in parts for n in op.outputs for d in dims[n]):
+            return op
+    return None
+
+
+def _parts(dim: Dim) -> Sequence[int]:
+    """Return the ids of everything that a dim consists of."""
+    found = []
+    for child in find(dim).children if find(dim).kind != ATOM else ():
+        found += [find(child).id, *_parts(child)]
+    return found
+
+
+def _at(op: Op, text: str, unknown: bool = False) -> Fault:
+    return Fault(text, op.call.op, op.module, op.source, unknown)
+
+
+def _made(graph: Graph, name: str) -> Op | None:
+    """Return the op that makes a tensor, looking back through boundaries."""
+    sources = {b.target: b.source for b in graph.boundaries}
+    producers = graph.producers()
+    while name not in producers and name in sources:
+        name = sources[name]
+    return producers.get(name)
+
+
+def _read(graph: Graph, name: str) -> Op | None:
+    """Return the first op that reads a tensor, looking through boundaries."""
+    reached = {name}
+    for boundary in graph.boundaries:
+        if boundary.source in reached:
+            reached.add(boundary.target)
+    return next((op for op in graph.ops if not reached.isdisjoint(op.inputs)), None)
+
+
+def _in_words(states: Sequence[State]) -> str:
+    """Return what a tensor may be, in words."""
+    found = list(dict.fromkeys(map(_one, states)))
+    return " or ".join(found[:2]) if found else "given"
+
+
+def _one(state: State) -> str:
+    if state.partial:
+        return "a partial sum"
+    if state.shards:
+        dims = sorted({dim for dim, _, _ in state.shards})
+        return "split along dim " + " and ".join(map(str, dims))
+    return (
+        "replicated, with a part of the gradient on each rank"
+        if state.grad_partial
+        else ("replicated")
+    )
