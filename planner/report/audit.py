@@ -74,23 +74,25 @@ def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
     try:
         solution = solve(task, formulation, FREE)
     except InfeasibleError as error:
-        return _contradicted(task, formulation.network, error)
+        return _contradicted(task, rules, formulation.network, error)
     fault = _of_sizes(task, solution.layouts)
     return _wrong(fault) if fault else Audited(RIGHT, predicted=predicted(task, solution))
 
 
-def _contradicted(task: Task, network: CostFunctionNetwork, error: InfeasibleError) -> Audited:
+def _contradicted(
+    task: Task, rules: Rules, network: CostFunctionNetwork, error: InfeasibleError
+) -> Audited:
     """Return what is wrong, if something is: values, or gradients alone."""
     found = first_fault(task.graph, values := of_values(network))
     if isinstance(found, Fact):
-        return _wrong(of_fact(task, found))
+        return _wrong(of_fact(task, rules, found))
     if contradiction := core(values.problem):
         facts = in_words([f.name for f in contradiction], task.graph, {})
         return _wrong(of_facts(task, Contradiction("", facts)))
     if (fault := _of_sizes(task, Layouts(task.graph, network.states, found))) is not None:
         return _wrong(fault)
     found = first_fault(task.graph, network)
-    fault = of_gradient(task, found) if isinstance(found, Fact) else of_facts(task, error)
+    fault = of_gradient(task, rules, found) if isinstance(found, Fact) else of_facts(task, error)
     return _wrong(fault, TRAINING)
 
 

@@ -10,7 +10,8 @@ from shardwright.planner.graph.axes import ATOM, Dim, find
 from shardwright.planner.graph.graph import EQUAL, Graph, Op, SizeArgument
 from shardwright.planner.graph.marks import KINDS
 from shardwright.planner.problem.infeasible_core import Contradiction
-from shardwright.planner.problem.tp_plan import Rules
+from shardwright.planner.problem.tp_moves import COPIED, GATHERED, SLICED, SUMMED, TERM
+from shardwright.planner.problem.tp_plan import Rules, style_of
 from shardwright.planner.problem.tp_table import Unsplittable
 from shardwright.planner.report.first_fault import Fact
 from shardwright.planner.search.task import Task
@@ -20,7 +21,16 @@ from shardwright.planner.strategies.state import State
 NEEDS = {"colwise": "out_features", "rowwise": "in_features"}
 """First part of a style's name -> what transformers reads from the module; without, it raises."""
 
+TAKEN_FOR = {
+    COPIED: "replicated, with a whole gradient",
+    SLICED: "replicated",
+    GATHERED: "split along its last dim",
+    SUMMED: "a partial sum",
+    TERM: "replicated",
+}
+"""Move -> the state that a style takes for granted before it."""
 OUTPUT = "output"
+GIVES_OUT = "what the model gives out is replicated"
 NOT_OURS = frozenset(
     {"carried", "again", "boundary", "use", *(name for name, kind in KINDS.items() if kind.reason)}
 )
@@ -57,43 +67,52 @@ def of_style(task: Task, rules: Rules) -> Fault | None:
     return None
 
 
-def of_fact(task: Task, fact: Fact) -> Fault:
+def of_fact(task: Task, rules: Rules, fact: Fact) -> Fault:
     """Return the fault of the first fact that cannot hold."""
-    graph = task.graph
     if fact.kind == "op":
-        op = next(op for op in graph.ops if op.name == fact.name)
+        op = next(op for op in task.graph.ops if op.name == fact.name)
         if task.axes.rules.get(op.name) is None:
             return _at(op, f"no rule is known for {place(op)}", unknown=True)
-        given = ", ".join(_in_words(fact.before.get(n, [])) for n in op.inputs)
-        return _at(op, f"{place(op)} cannot take what is {given}")
+        return _at(op, f"{place(op)} cannot take what is {_given(op, fact)}")
     if fact.kind in ("styled", "kept", "boundary"):
-        at = next(b for b in graph.boundaries if f"{b.module} {b.side} {b.slot}" == fact.name)
-        near = _made(graph, at.source) if at.side == "out" else _read(graph, at.target)
-        way = "leaves" if at.side == "out" else "enters"
-        have = _in_words(fact.before.get(at.source, []))
-        text = f"what {way} '{at.module}' is {have}; its style takes something else for granted"
-        if near is None:
-            return Fault(text, module=at.module, open=fact.kind in NOT_OURS)
-        return _at(near, f"{text} ({near.source})", unknown=fact.kind in NOT_OURS)
-    names = [n for n in fact.before if n in graph.tensors]
-    op = next(filter(None, (_made(graph, n) for n in names)), None)
-    have = ", ".join(_in_words(fact.before[n]) for n in names)
-    said = KINDS[fact.kind].reason.format(fact.name) if fact.kind in KINDS else fact.kind
+        return _of_boundary(task.graph, rules, fact)
+    names = [n for n in fact.tensors if n in task.graph.tensors]
+    op = next(filter(None, (_made(task.graph, n) for n in names)), None)
+    have = ", ".join(dict.fromkeys(_in_words(fact.tensors[n]) for n in names))
+    said = KINDS[fact.kind].reason.format(names[0]) if fact.kind in KINDS else fact.kind
     if fact.kind == OUTPUT:
-        said = "what the model gives out is replicated"
+        said = GIVES_OUT
     text = f"{said}, but it is {have}" + (f": {place(op)}" if op else "")
     unknown = fact.kind in NOT_OURS
     return _at(op, text, unknown) if op else Fault(text, open=unknown)
 
 
-def of_gradient(task: Task, fact: Fact) -> Fault:
+def _of_boundary(graph: Graph, rules: Rules, fact: Fact) -> Fault:
+    """Return the fault of a tensor that enters or leaves a module."""
+    at = next(b for b in graph.boundaries if f"{b.module} {b.side} {b.slot}" == fact.name)
+    near = _made(graph, at.source) if at.side == "out" else _read(graph, at.target)
+    have, style = _in_words(fact.tensors.get(at.source, [])), rules.modules.get(at.module)
+    way, unknown = "leaves" if at.side == "out" else "enters", fact.kind in NOT_OURS
+    if fact.kind == "styled" and style is not None:
+        move = style_of(style).leaves if at.side == "out" else style_of(style).enters
+        why = f"style '{style}' takes it for {TAKEN_FOR.get(move, 'something else')}"
+    else:
+        why = "no style changes that there"
+    text = f"what {way} '{at.module}' is {have}, and {why}"
+    if not at.module:
+        text, unknown = f"{GIVES_OUT}, but it is {have}", False
+    if near is None:
+        return Fault(text, module=at.module, open=unknown)
+    return _at(near, f"{text}: {place(near)}", unknown)
+
+
+def of_gradient(task: Task, rules: Rules, fact: Fact) -> Fault:
     """Return the fault of the first fact that cannot hold, if only gradients are wrong."""
     op = next((op for op in task.graph.ops if (fact.kind, fact.name) == ("op", op.name)), None)
     if op is None:
-        return replace(of_fact(task, fact), open=False)
-    given = ", ".join(_in_words(fact.before.get(n, [])) for n in op.inputs)
-    text = f"{place(op)} takes what is {given}, and nothing sums the parts of its gradient"
-    return _at(op, text)
+        return replace(of_fact(task, rules, fact), open=False)
+    given = _given(op, fact)
+    return _at(op, f"{place(op)} takes what is {given}, and nothing sums parts of its gradient")
 
 
 def of_facts(task: Task, error: InfeasibleError) -> Fault:
@@ -156,6 +175,10 @@ def _read(graph: Graph, name: str) -> Op | None:
         if boundary.source in reached:
             reached.add(boundary.target)
     return next((op for op in graph.ops if not reached.isdisjoint(op.inputs)), None)
+
+
+def _given(op: Op, fact: Fact) -> str:
+    return ", ".join(_in_words(fact.tensors.get(n, [])) for n in op.inputs)
 
 
 def _in_words(states: Sequence[State]) -> str:

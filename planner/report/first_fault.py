@@ -7,7 +7,7 @@ runs. Each rules out placements. At the first fact that leaves some tensor none,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,11 +18,14 @@ from shardwright.planner.strategies.state import State
 
 
 class Fact(NamedTuple):
-    """The first fact that cannot hold: its kind and name, and what was possible before it."""
+    """The first fact that cannot hold: its kind and name, and what was possible before it.
+
+    `tensors` are those that it is about, with the states that each had left.
+    """
 
     kind: str
     name: str
-    before: dict[str, list[State]]
+    tensors: Mapping[str, list[State]]
 
 
 def first_fault(graph: Graph, network: CostFunctionNetwork) -> Fact | dict[str, State]:
@@ -32,10 +35,13 @@ def first_fault(graph: Graph, network: CostFunctionNetwork) -> Fact | dict[str, 
     """
     narrowed = _Narrowed(network)
     for factor in _in_order(graph, network):
-        before = {v: frozenset(narrowed.left[v]) for v in factor.scope}
+        before = {v: sorted(narrowed.left[v]) for v in factor.scope}
         if not narrowed.add(factor):
             kind, _, name = factor.name.partition(" ")
-            return Fact(kind, name, _named(graph, network, before))
+            names = [n for n, v in network.variables.items() if v in before]
+            domains = {n: network.states.domain(n) for n in names}
+            left = {n: [domains[n][i] for i in before[network.variables[n]]] for n in names}
+            return Fact(kind, name, left)
     return network.assignment(tuple(map(min, narrowed.left)))
 
 
@@ -52,14 +58,6 @@ def of_values(network: CostFunctionNetwork) -> CostFunctionNetwork:
         rows = {tuple([p[x] for p, x in zip(picks, r.values, strict=True)]) for r in factor.rows}
         factors.append(Factor(factor.name, factor.scope, [Row(r, FREE) for r in sorted(rows)]))
     return replace(network, problem=replace(network.problem, factors=factors))
-
-
-def _named(
-    graph: Graph, network: CostFunctionNetwork, left: dict[int, frozenset[int]]
-) -> dict[str, list[State]]:
-    """Return the states that the tensors of these variables have left."""
-    names = {v: n for n, v in network.variables.items() if v in left and n in graph.tensors}
-    return {n: [network.states.domain(n)[i] for i in sorted(left[v])] for v, n in names.items()}
 
 
 def _in_order(graph: Graph, network: CostFunctionNetwork) -> list[Factor]:
