@@ -36,13 +36,12 @@ def small(
     Raises:
         ModelError: no smaller model runs, and the model itself is too large to be run here.
     """
-    with building(config, trust_remote_code, hub) as cls:
-        want = _patterns(empty_model(cls._from_config, copy.deepcopy(config)))
-    for smaller in _smaller(config):
+    cls = type(config).__name__
+    for smaller in smaller_configs(config, trust_remote_code, hub):
         try:
-            with building(smaller, trust_remote_code, hub) as cls:
-                tried = empty_model(cls._from_config, copy.deepcopy(smaller))
-            if _patterns(tried) != want or sum(p.numel() for p in tried.parameters()) > MOST:
+            with building(smaller, trust_remote_code, hub) as made:
+                tried = empty_model(made._from_config, copy.deepcopy(smaller))
+            if sum(p.numel() for p in tried.parameters()) > MOST:
                 continue
             model = random_model(smaller, torch.float32, trust_remote_code, hub)
             inputs = random_inputs(model)
@@ -51,9 +50,28 @@ def small(
             continue
         return model, inputs
     raise ModelError(
-        f"no small model could be made of this {cls.__name__} to try it out: pass one of the same "
+        f"no small model could be made of this {cls} to try it out: pass one of the same "
         "structure, planned alike"
     )
+
+
+def smaller_configs(
+    config: Any, trust_remote_code: bool = False, hub: Hub = USUAL
+) -> Iterator[Any]:
+    """Yield configs of smaller models with the same modules, the smallest first.
+
+    Their code may not run: widths may not fit together. The last is `config`.
+    """
+    with building(config, trust_remote_code, hub) as cls:
+        want = _patterns(empty_model(cls._from_config, copy.deepcopy(config)))
+    for smaller in _smaller(config):
+        try:
+            with building(smaller, trust_remote_code, hub) as cls:
+                tried = empty_model(cls._from_config, copy.deepcopy(smaller))
+        except Exception:  # the model's code may raise anything for widths that do not fit
+            continue
+        if _patterns(tried) == want:
+            yield smaller
 
 
 def _patterns(model: nn.Module) -> set[str]:

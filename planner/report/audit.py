@@ -17,6 +17,7 @@ from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.infeasible_core import Contradiction, in_words
 from shardwright.planner.problem.tp_plan import Rules, read
 from shardwright.planner.report.blame import (
+    CAUTION,
     Fault,
     of_fact,
     of_facts,
@@ -24,7 +25,7 @@ from shardwright.planner.report.blame import (
     of_size,
     of_style,
 )
-from shardwright.planner.report.first_fault import Fact, first_fault, of_values
+from shardwright.planner.report.first_fault import Fact, first_fault, of_values, without
 from shardwright.planner.report.hand_written import FREE, of_table
 from shardwright.planner.search.dry_run import unmet_sizes
 from shardwright.planner.search.restrictions import Formulation
@@ -82,18 +83,22 @@ def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
 def _contradicted(
     task: Task, rules: Rules, network: CostFunctionNetwork, error: InfeasibleError
 ) -> Audited:
-    """Return what is wrong, if something is: values, or gradients alone."""
-    found = first_fault(task.graph, values := of_values(network))
-    if isinstance(found, Fact):
-        return _wrong(of_fact(task, rules, found))
-    if contradiction := core(values.problem):
-        facts = in_words([f.name for f in contradiction], task.graph, {})
-        return _wrong(of_facts(task, Contradiction("", facts)))
-    if (fault := _of_sizes(task, Layouts(task.graph, network.states, found))) is not None:
-        return _wrong(fault)
-    found = first_fault(task.graph, network)
-    fault = of_gradient(task, rules, found) if isinstance(found, Fact) else of_facts(task, error)
-    return _wrong(fault, TRAINING)
+    """Return what is wrong, if something is: values, or gradients alone.
+
+    It is not decided if only facts contradict that another runtime need not care for.
+    """
+    graph, certain = task.graph, without(network, CAUTION)
+    for part, how in ((of_values(certain), WRONG), (certain, TRAINING)):
+        found = first_fault(graph, part)
+        if isinstance(found, Fact):
+            of = of_fact if how == WRONG else of_gradient
+            return _wrong(of(task, rules, found), how)
+        if contradiction := core(part.problem):
+            facts = in_words([f.name for f in contradiction], graph, {})
+            return _wrong(of_facts(task, Contradiction("", facts)), how)
+        if fault := _of_sizes(task, Layouts(graph, network.states, found)):
+            return _wrong(fault)
+    return Audited(OPEN, of_facts(task, error))
 
 
 def _wrong(fault: Fault, how: str = WRONG) -> Audited:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_figures import Prediction
+from shardwright.planner.on_ranks.small import smaller_configs
 from shardwright.planner.problem.tp_plan import read, table_of
 from shardwright.planner.report import tables
 from shardwright.planner.report.audit import OPEN, RIGHT, TRAINING, WRONG, audit
@@ -22,8 +25,12 @@ from shardwright.planner.report.blame import Fault
 from shardwright.planner.report.block_cuts import BLOCK, cuts_in_blocks
 from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.search_state import start
-from shardwright.planner.search.solution import predicted
+from shardwright.planner.search.solution import SolverOptions, predicted
+from shardwright.planner.search.task import Task
+from shardwright.runtime.model.build import building, empty_model
 
+TRIES = 4
+"""How many small models are tried, if the code of the first cannot run."""
 STYLES = {RIGHT: "green", WRONG: "red", TRAINING: "red", OPEN: "yellow"}
 
 
@@ -55,26 +62,39 @@ class Row:
 
 
 def audited(subject: Subject, tp: int, device: str) -> Row:
-    """Trace the model of a subject at its default sizes, and hold its table against the rules."""
+    """Trace a small model of a subject, and hold its table against the rules."""
     row = Row(subject.name, subject.config_class.__name__)
     try:
         config = subject.config()
         row = replace(row, architecture=config.architectures[0])
-        task = prepare(config, tp, device=device, dtype="bfloat16")
-        module = task.source.module
-        table = table_of("auto", module)
-        row = replace(row, rules=len(table))
-        ours = climb(start(task), SOLVING)
+        with building(config) as cls:
+            whole: Any = empty_model(cls._from_config, copy.deepcopy(config))
+        table = table_of("auto", whole)
+        row = replace(row, rules=len(table), cuts=cuts_in_blocks(whole, read(table, whole), tp))
+        task = _traced(config, tp, device)
+        ours = climb(start(task, SolverOptions(objective="memory")), SOLVING)
         found = audit(task, table, ours.formulation)
         row = replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
         if found.predicted is not None:
-            cuts = cuts_in_blocks(module, read(table, module), tp)
-            row = replace(
-                row, cuts=cuts, **_beside(found.predicted, predicted(task, ours.solution))
-            )
+            row = replace(row, **_beside(found.predicted, predicted(task, ours.solution)))
     except ShardwrightError as error:
         return replace(row, fault=Fault(str(error), open=True))
     return row
+
+
+def _traced(config: Any, tp: int, device: str) -> Task:
+    """Return the task of the smallest model of a config whose code can be traced.
+
+    Raises:
+        ModelError: none can be.
+    """
+    failed = ModelError(f"no small {config.architectures[0]} can be made of its default config")
+    for smaller in islice(smaller_configs(config), TRIES):
+        try:
+            return prepare(smaller, tp, device=device, dtype="bfloat16")
+        except ModelError as error:
+            failed = error
+    raise failed
 
 
 def _beside(theirs: Prediction, ours: Prediction) -> dict[str, float]:

@@ -31,10 +31,10 @@ TAKEN_FOR = {
 """Move -> the state that a style takes for granted before it."""
 OUTPUT = "output"
 GIVES_OUT = "what the model gives out is replicated"
-NOT_OURS = frozenset(
-    {"carried", "again", "boundary", "use", *(name for name, kind in KINDS.items() if kind.reason)}
+CAUTION = frozenset(
+    {"carried", "handed", "again", "boundary", "use", "decided_unseen", "collected", "modes"}
 )
-"""Facts that hold for our runtime. A table that breaks one is not wrong by that."""
+"""Facts that our runtime, or what was not traced, needs. What breaks only these is not decided."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def of_fact(task: Task, rules: Rules, fact: Fact) -> Fault:
         if task.axes.rules.get(op.name) is None:
             return _at(op, f"no rule is known for {place(op)}", unknown=True)
         return _at(op, f"{place(op)} cannot take what is {_given(op, fact)}")
-    if fact.kind in ("styled", "kept", "boundary"):
+    if fact.kind in ("styled", "kept"):
         return _of_boundary(task.graph, rules, fact)
     names = [n for n in fact.tensors if n in task.graph.tensors]
     op = next(filter(None, (_made(task.graph, n) for n in names)), None)
@@ -83,8 +83,7 @@ def of_fact(task: Task, rules: Rules, fact: Fact) -> Fault:
     if fact.kind == OUTPUT:
         said = GIVES_OUT
     text = f"{said}, but it is {have}" + (f": {place(op)}" if op else "")
-    unknown = fact.kind in NOT_OURS
-    return _at(op, text, unknown) if op else Fault(text, open=unknown)
+    return _at(op, text) if op else Fault(text)
 
 
 def _of_boundary(graph: Graph, rules: Rules, fact: Fact) -> Fault:
@@ -92,7 +91,7 @@ def _of_boundary(graph: Graph, rules: Rules, fact: Fact) -> Fault:
     at = next(b for b in graph.boundaries if f"{b.module} {b.side} {b.slot}" == fact.name)
     near = _made(graph, at.source) if at.side == "out" else _read(graph, at.target)
     have, style = _in_words(fact.tensors.get(at.source, [])), rules.modules.get(at.module)
-    way, unknown = "leaves" if at.side == "out" else "enters", fact.kind in NOT_OURS
+    way = "leaves" if at.side == "out" else "enters"
     if fact.kind == "styled" and style is not None:
         move = style_of(style).leaves if at.side == "out" else style_of(style).enters
         why = f"style '{style}' takes it for {TAKEN_FOR.get(move, 'something else')}"
@@ -100,10 +99,8 @@ def _of_boundary(graph: Graph, rules: Rules, fact: Fact) -> Fault:
         why = "no style changes that there"
     text = f"what {way} '{at.module}' is {have}, and {why}"
     if not at.module:
-        text, unknown = f"{GIVES_OUT}, but it is {have}", False
-    if near is None:
-        return Fault(text, module=at.module, open=unknown)
-    return _at(near, f"{text}: {place(near)}", unknown)
+        text = f"{GIVES_OUT}, but it is {have}"
+    return _at(near, f"{text}: {place(near)}") if near else Fault(text, module=at.module)
 
 
 def of_gradient(task: Task, rules: Rules, fact: Fact) -> Fault:
@@ -121,7 +118,7 @@ def of_facts(task: Task, error: InfeasibleError) -> Fault:
         op = taken_apart(task, error.stored, error.dim)
         return _at(op, f"{error}: {place(op)}") if op else Fault(str(error), module=error.fqn)
     if isinstance(error, Contradiction):
-        return Fault("these contradict each other: " + "; ".join(error.reasons[:4]))
+        return Fault("these contradict each other: " + "; ".join(error.reasons[:3]))
     return Fault(str(error))
 
 

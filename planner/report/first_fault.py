@@ -7,7 +7,7 @@ runs. Each rules out placements. At the first fact that leaves some tensor none,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -43,6 +43,12 @@ def first_fault(graph: Graph, network: CostFunctionNetwork) -> Fact | dict[str, 
             left = {n: [domains[n][i] for i in before[network.variables[n]]] for n in names}
             return Fact(kind, name, left)
     return network.assignment(tuple(map(min, narrowed.left)))
+
+
+def without(network: CostFunctionNetwork, kinds: Collection[str]) -> CostFunctionNetwork:
+    """Return the network without facts of these kinds."""
+    factors = [f for f in network.problem.factors if f.name.partition(" ")[0] not in kinds]
+    return replace(network, problem=replace(network.problem, factors=factors))
 
 
 def of_values(network: CostFunctionNetwork) -> CostFunctionNetwork:
