@@ -104,9 +104,11 @@ def unmet(
         read = _sizes_read(graph, dims, at)
         for size in (*graph.equal, *graph.sizes):
             target = _target(size, dims, producers)
-            if target is not None and not _holds(size, target, {}, [at], [read]):
-                right = layout.dim_size(target, at) or 0
-                out.append((size, evaluate(size.expression, {}, read), right))
+            if target is None or _holds(size, target, {}, [at], [read]):
+                continue
+            gives = evaluate(size.expression, {}, read)
+            if gives != -1 or size.bound:  # torch finds out what -1 is
+                out.append((size, gives, layout.dim_size(target, at) or 0))
     return out
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.on_ranks.numeric import cut, random_inputs, random_model, run
-from shardwright.runtime.model.build import building, empty_model
+from shardwright.planner.trace.model.source import from_config
 from shardwright.runtime.model.hub import USUAL, Hub
 
 WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n_embd|n_inner")
@@ -39,8 +39,7 @@ def small(
     cls = type(config).__name__
     for smaller in smaller_configs(config, trust_remote_code, hub):
         try:
-            with building(smaller, trust_remote_code, hub) as made:
-                tried = empty_model(made._from_config, copy.deepcopy(smaller))
+            tried = from_config(smaller, None, trust_remote_code, hub)
             if sum(p.numel() for p in tried.parameters()) > MOST:
                 continue
             model = random_model(smaller, torch.float32, trust_remote_code, hub)
@@ -62,13 +61,11 @@ def smaller_configs(
 
     Their code may not run: widths may not fit together. The last is `config`.
     """
-    with building(config, trust_remote_code, hub) as cls:
-        want = _patterns(empty_model(cls._from_config, copy.deepcopy(config)))
+    want = _patterns(from_config(config, None, trust_remote_code, hub))
     for smaller in _smaller(config):
         try:
-            with building(smaller, trust_remote_code, hub) as cls:
-                tried = empty_model(cls._from_config, copy.deepcopy(smaller))
-        except Exception:  # the model's code may raise anything for widths that do not fit
+            tried = from_config(smaller, None, trust_remote_code, hub)
+        except ModelError:  # widths do not fit together
             continue
         if _patterns(tried) == want:
             yield smaller

@@ -23,11 +23,17 @@ from shardwright.planner.strategies.state import State
 
 
 class Unsplittable(InfeasibleError):
-    """A style cannot shard a parameter, whatever the other styles are."""
+    """A style cannot shard a parameter, whatever the other styles are.
 
-    def __init__(self, text: str, fqn: str = "", stored: str = "", dim: int = 0) -> None:
+    `on_an_edge` says that a plain shard would begin and end where the code splits the dim up, so
+    that only our rules do not know it: 4 heads of 2 key heads on 4 ranks.
+    """
+
+    def __init__(
+        self, text: str, fqn: str = "", stored: str = "", dim: int = 0, on_an_edge: bool = False
+    ) -> None:
         super().__init__(text)
-        self.fqn, self.stored, self.dim = fqn, stored, dim
+        self.fqn, self.stored, self.dim, self.on_an_edge = fqn, stored, dim, on_an_edge
 
 
 def follow_table(graph: Graph, network: CostFunctionNetwork, rules: Rules) -> dict[str, Pin]:
@@ -139,17 +145,27 @@ class _Table:
                 continue
             if pin.dim != dim:
                 raise Unsplittable(f"{pin.name} and {use.fqn} are tied, but not sharded alike")
+        refused = []
         for stored, pin in wanted.items():
             allows = self._allows(stored, pin)
             if not any(allows(s) for s in states.domain(stored)):
-                why = obstacle(graph, states, stored, pin.dim or 0)
-                if any(pin.allows(s) for s in states.domain(stored)):
-                    why = "its shards would not be those that the code splits up"
-                style = self.rules.parameters[pin.name]
-                text = f"{pin.name} cannot be split by style '{style}': {why}"
-                raise Unsplittable(text, pin.name, stored, pin.dim or 0)
-            self.network.allow(f"pin {stored}", stored, allows)
+                refused.append(self._refusal(stored, pin))
+            else:
+                self.network.allow(f"pin {stored}", stored, allows)
+        if refused:
+            raise min(refused, key=lambda error: error.on_an_edge)
         return wanted
+
+    def _refusal(self, stored: str, pin: Pin) -> Unsplittable:
+        """Return the error that says why a style cannot shard a parameter."""
+        graph, states, at = self.graph, self.network.states, pin.dim or 0
+        why = obstacle(graph, states, stored, at)
+        if any(pin.allows(s) for s in states.domain(stored)):
+            why = "its shards would not be those that the code splits up"
+        style = self.rules.parameters[pin.name]
+        text = f"{pin.name} cannot be split by style '{style}': {why}"
+        edge = ends_on_an_edge(states.axes.dims[stored][at], states.ranks)
+        return Unsplittable(text, pin.name, stored, at, edge)
 
     def _allows(self, stored: str, pin: Pin) -> Callable[[State], bool]:
         """Return a test for states that are a plain Shard: equal, consecutive rows per rank.
@@ -180,6 +196,18 @@ def leading(dim: Dim, parts: int) -> set[int]:
     if parts != len(terms) or len({find(t).size for t in terms}) > 1:
         return set()
     return set().union(*(leading(t, 1) for t in terms))
+
+
+def ends_on_an_edge(dim: Dim, ranks: int) -> bool:
+    """Whether equal, consecutive parts of a product begin and end between its major axes."""
+    parts = 1
+    for factor in find(dim).children[:-1] if find(dim).kind == PRODUCT else ():
+        if find(factor).kind != ATOM:
+            return False
+        parts *= find(factor).size
+        if parts % ranks == 0:
+            return True
+    return False
 
 
 def _around(module: str) -> list[str]:

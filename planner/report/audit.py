@@ -25,11 +25,11 @@ from shardwright.planner.report.blame import (
     of_size,
     of_style,
 )
-from shardwright.planner.report.first_fault import Fact, first_fault, of_values, without
-from shardwright.planner.report.hand_written import FREE, of_table
+from shardwright.planner.report.first_fault import Fact, first_fault, holds, of_values, without
+from shardwright.planner.report.hand_written import of_table
 from shardwright.planner.search.dry_run import unmet_sizes
 from shardwright.planner.search.restrictions import Formulation
-from shardwright.planner.search.solution import predicted, solve
+from shardwright.planner.search.solution import priced
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.cores import core
 
@@ -72,33 +72,28 @@ def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
         return Audited(OPEN, Fault(str(error)))
     except InfeasibleError as error:
         return _wrong(of_facts(task, error))
-    try:
-        solution = solve(task, formulation, FREE)
-    except InfeasibleError as error:
-        return _contradicted(task, rules, formulation.network, error)
-    fault = _of_sizes(task, solution.layouts)
-    return _wrong(fault) if fault else Audited(RIGHT, predicted=predicted(task, solution))
+    graph, certain = task.graph, without(formulation.network, CAUTION)
+    found = first_fault(graph, of_values(certain))
+    if isinstance(found, Fact):
+        return _wrong(of_fact(task, rules, found))
+    found = first_fault(graph, certain)
+    if isinstance(found, Fact):
+        return _wrong(of_gradient(task, rules, found), TRAINING)
+    layouts = Layouts(graph, formulation.costs.states, found)
+    if (fault := _of_sizes(task, layouts)) is not None:
+        return _wrong(fault)
+    if not holds(certain, found):
+        return _contradicted(task, certain)
+    return Audited(RIGHT, predicted=priced(task, layouts, formulation.costs))
 
 
-def _contradicted(
-    task: Task, rules: Rules, network: CostFunctionNetwork, error: InfeasibleError
-) -> Audited:
-    """Return what is wrong, if something is: values, or gradients alone.
-
-    It is not decided if only facts contradict that another runtime need not care for.
-    """
-    graph, certain = task.graph, without(network, CAUTION)
-    for part, how in ((of_values(certain), WRONG), (certain, TRAINING)):
-        found = first_fault(graph, part)
-        if isinstance(found, Fact):
-            of = of_fact if how == WRONG else of_gradient
-            return _wrong(of(task, rules, found), how)
+def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
+    """Return what is wrong if no single fact is: values, or gradients alone."""
+    for part, how in ((of_values(network), WRONG), (network, TRAINING)):
         if contradiction := core(part.problem):
-            facts = in_words([f.name for f in contradiction], graph, {})
+            facts = in_words([f.name for f in contradiction], task.graph, {})
             return _wrong(of_facts(task, Contradiction("", facts)), how)
-        if fault := _of_sizes(task, Layouts(graph, network.states, found)):
-            return _wrong(fault)
-    return Audited(OPEN, of_facts(task, error))
+    return Audited(OPEN, Fault("no placements were found for all tensors"))
 
 
 def _wrong(fault: Fault, how: str = WRONG) -> Audited:

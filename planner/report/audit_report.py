@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,7 @@ from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.search_state import start
 from shardwright.planner.search.solution import SolverOptions, predicted
 from shardwright.planner.search.task import Task
-from shardwright.runtime.model.build import building, empty_model
+from shardwright.planner.trace.model.source import from_config
 
 TRIES = 4
 """How many small models are tried, if the code of the first cannot run."""
@@ -67,8 +66,7 @@ def audited(subject: Subject, tp: int, device: str) -> Row:
     try:
         config = subject.config()
         row = replace(row, architecture=config.architectures[0])
-        with building(config) as cls:
-            whole: Any = empty_model(cls._from_config, copy.deepcopy(config))
+        whole = from_config(config)
         table = table_of("auto", whole)
         row = replace(row, rules=len(table), cuts=cuts_in_blocks(whole, read(table, whole), tp))
         task = _traced(config, tp, device)

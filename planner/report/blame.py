@@ -95,6 +95,8 @@ def _of_boundary(graph: Graph, rules: Rules, fact: Fact) -> Fault:
     if fact.kind == "styled" and style is not None:
         move = style_of(style).leaves if at.side == "out" else style_of(style).enters
         why = f"style '{style}' takes it for {TAKEN_FOR.get(move, 'something else')}"
+        if TAKEN_FOR.get(move) == have:
+            why = f"after style '{style}' the style of a module around does not fit"
     else:
         why = "no style changes that there"
     text = f"what {way} '{at.module}' is {have}, and {why}"
@@ -116,7 +118,9 @@ def of_facts(task: Task, error: InfeasibleError) -> Fault:
     """Return the fault of a parameter that cannot be split, or of facts that contradict."""
     if isinstance(error, Unsplittable) and error.stored:
         op = taken_apart(task, error.stored, error.dim)
-        return _at(op, f"{error}: {place(op)}") if op else Fault(str(error), module=error.fqn)
+        if op is not None:
+            return _at(op, f"{error}: {place(op)}", error.on_an_edge)
+        return Fault(str(error), module=error.fqn, open=error.on_an_edge)
     if isinstance(error, Contradiction):
         return Fault("these contradict each other: " + "; ".join(error.reasons[:3]))
     return Fault(str(error))
@@ -133,12 +137,14 @@ def of_size(graph: Graph, size: SizeArgument, gives: int, right: int) -> Fault:
 
 def taken_apart(task: Task, stored: str, dim: int) -> Op | None:
     """Return the op that first splits a dim of a parameter up into several dims or parts."""
-    dims = task.axes.dims
-    tree = find(dims[stored][dim])
-    if tree.kind == ATOM:
-        return None
-    parts = set(_parts(tree))
-    for op in task.graph.ops:
+    dims, graph = task.axes.dims, task.graph
+    parts = set(_parts(dims[stored][dim]))
+    after = {u.used for u in graph.uses if u.stored == stored}
+    for op in graph.ops:
+        after |= {b.target for b in graph.boundaries if b.source in after}
+        if after.isdisjoint(op.inputs):
+            continue
+        after |= {*op.outputs}
         if any(find(d).id in parts for n in op.outputs for d in dims[n]):
             return op
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 from shardwright.planner.graph.graph import Graph
@@ -42,7 +43,14 @@ def first_fault(graph: Graph, network: CostFunctionNetwork) -> Fact | dict[str, 
             domains = {n: network.states.domain(n) for n in names}
             left = {n: [domains[n][i] for i in before[network.variables[n]]] for n in names}
             return Fact(kind, name, left)
+    narrowed.complete()
     return network.assignment(tuple(map(min, narrowed.left)))
+
+
+def holds(network: CostFunctionNetwork, placed: Mapping[str, State]) -> bool:
+    """Whether every fact of a network holds for these placements."""
+    at = {v: network.states.domain(n).index(placed[n]) for n, v in network.variables.items()}
+    return all(f.row(tuple([at[v] for v in f.scope])) for f in network.problem.factors)
 
 
 def without(network: CostFunctionNetwork, kinds: Collection[str]) -> CostFunctionNetwork:
@@ -94,11 +102,21 @@ class _Narrowed:
     def __init__(self, network: CostFunctionNetwork) -> None:
         self.left = [set(range(len(d))) for d in network.problem.domains]
         self._rows: dict[int, tuple[Factor, list[tuple[int, ...]]]] = {}
+        self._numbers = count()
         self._of: defaultdict[int, list[int]] = defaultdict(list)
+
+    def complete(self) -> None:
+        """Choose a value of each variable that has several left, where one can be chosen."""
+        for variable, left in enumerate(self.left):
+            for value in sorted(left) if len(left) > 1 else ():
+                before = [*self.left], dict(self._rows)
+                if self.add(Factor("chosen", (variable,), [Row((value,), FREE)])):
+                    break
+                self.left, self._rows = before
 
     def add(self, factor: Factor) -> bool:
         """Add a factor, and narrow until nothing changes; False if a variable has no value left."""
-        number = len(self._rows)
+        number = next(self._numbers)
         self._rows[number] = factor, [row.values for row in factor.rows]
         for variable in factor.scope:
             self._of[variable].append(number)
@@ -107,7 +125,8 @@ class _Narrowed:
             changed = self._narrow(waiting.pop())
             if changed is None:
                 return False
-            waiting += [n for v in changed for n in self._of[v] if n not in waiting]
+            near = (n for v in changed for n in self._of[v] if n in self._rows)
+            waiting += [n for n in near if n not in waiting]
         return True
 
     def _narrow(self, number: int) -> Sequence[int] | None:
