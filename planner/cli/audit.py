@@ -13,7 +13,7 @@ from shardwright.planner.cli.shared import as_json, priced_on
     epilog="""\b
 Examples:
   shardwright audit transformers
-  shardwright audit transformers llama qwen3_moe --tp 8 --json
+  shardwright audit transformers --tp 8 --json > audit.json
 """,
 )
 @click.argument("library", type=click.Choice(["transformers"]))
