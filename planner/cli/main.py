@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from shardwright.planner.cli.audit import audit
 from shardwright.planner.cli.calibrate import calibrate
 from shardwright.planner.cli.check import check
 from shardwright.planner.cli.console import Commands
@@ -26,7 +27,7 @@ Examples:
   shardwright explain plan.json 'model.layers.*.mlp' ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2
 """
-COMMANDS = (doctor, plan, show, explain, diff, export, check, serve, calibrate, schema)
+COMMANDS = (doctor, plan, show, explain, diff, export, check, audit, serve, calibrate, schema)
 
 
 @click.group(

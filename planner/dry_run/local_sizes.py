@@ -88,6 +88,30 @@ def local_sizes(
     return out, calls
 
 
+def unmet(
+    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], coords: Sequence[Coords]
+) -> list[tuple[SizeArgument, int, int]]:
+    """Return the sizes that are wrong if no attribute changes: what the code gives, what is right.
+
+    Args:
+        graph: The traced model.
+        dims: Layout of every tensor.
+        coords: The ranks.
+    """
+    producers = graph.producers()
+    out = []
+    for at in coords:
+        read = _sizes_read(graph, dims, at)
+        for size in (*graph.equal, *graph.sizes):
+            target = _target(size, dims, producers)
+            if target is None or _holds(size, target, {}, [at], [read]):
+                continue
+            gives = evaluate(size.expression, {}, read)
+            if gives != -1 or size.bound:  # torch finds out what -1 is
+                out.append((size, gives, layout.dim_size(target, at) or 0))
+    return out
+
+
 def _sizes_read(graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords) -> Reads:
     """Return the local sizes that code reads from tensors, by number of the read and dim."""
     found = (

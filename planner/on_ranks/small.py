@@ -13,7 +13,7 @@ from torch import nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.on_ranks.numeric import cut, random_inputs, random_model, run
-from shardwright.runtime.model.build import building, empty_model
+from shardwright.planner.trace.model.source import from_config
 from shardwright.runtime.model.hub import USUAL, Hub
 
 WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n_embd|n_inner")
@@ -36,13 +36,11 @@ def small(
     Raises:
         ModelError: no smaller model runs, and the model itself is too large to be run here.
     """
-    with building(config, trust_remote_code, hub) as cls:
-        want = _patterns(empty_model(cls._from_config, copy.deepcopy(config)))
-    for smaller in _smaller(config):
+    cls = type(config).__name__
+    for smaller in smaller_configs(config, trust_remote_code, hub):
         try:
-            with building(smaller, trust_remote_code, hub) as cls:
-                tried = empty_model(cls._from_config, copy.deepcopy(smaller))
-            if _patterns(tried) != want or sum(p.numel() for p in tried.parameters()) > MOST:
+            tried = from_config(smaller, None, trust_remote_code, hub)
+            if sum(p.numel() for p in tried.parameters()) > MOST:
                 continue
             model = random_model(smaller, torch.float32, trust_remote_code, hub)
             inputs = random_inputs(model)
@@ -51,9 +49,26 @@ def small(
             continue
         return model, inputs
     raise ModelError(
-        f"no small model could be made of this {cls.__name__} to try it out: pass one of the same "
+        f"no small model could be made of this {cls} to try it out: pass one of the same "
         "structure, planned alike"
     )
+
+
+def smaller_configs(
+    config: Any, trust_remote_code: bool = False, hub: Hub = USUAL
+) -> Iterator[Any]:
+    """Yield configs of smaller models with the same modules, the smallest first.
+
+    Their code may not run: widths may not fit together. The last is `config`.
+    """
+    want = _patterns(from_config(config, None, trust_remote_code, hub))
+    for smaller in _smaller(config):
+        try:
+            tried = from_config(smaller, None, trust_remote_code, hub)
+        except ModelError:  # widths do not fit together
+            continue
+        if _patterns(tried) == want:
+            yield smaller
 
 
 def _patterns(model: nn.Module) -> set[str]:

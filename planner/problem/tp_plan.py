@@ -14,49 +14,65 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import fold
+from shardwright.planner.problem.tp_moves import (
+    ADDED_ONCE,
+    COPIED,
+    GATHERED,
+    SAME,
+    SLICED,
+    SUMMED,
+    SUMMED_BACK,
+    TERM,
+)
 
 OWN = "auto"
 """Means the model's own plan, as in transformers."""
 
 
 class Style(NamedTuple):
-    """What a style of transformers does.
+    """What a style of transformers does. What happens to tensors is named as in `MOVES`.
 
     Args:
         dim: The dim to shard a parameter along, from its end if negative; None for replicated.
         vectors: Whether parameters of one dim are sharded too. If not, no bias is.
-        into: Whether inputs of the module may be redistributed.
-        whole: Whether outputs are made replicated, by an all-gather or an all-reduce.
         parts: Number of equal parts of the dim; each part is sharded by itself.
-        sums: Whether the gradients of the module's replicated parameters are all-reduced.
-        back: Whether the gradient of the output is all-reduced.
+        enters: What happens to inputs of the module.
+        leaves: What happens to its output.
+        uses: What happens to its replicated parameters when the module reads them.
     """
 
     dim: int | None = None
     vectors: bool = True
-    into: bool = False
-    whole: bool = False
     parts: int = 1
-    sums: bool = False
-    back: bool = False
+    enters: str = SAME
+    leaves: str = SAME
+    uses: str = SAME
 
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether the output is gathered at once, so that any sharding of the rows is right."""
+        return self.leaves == GATHERED
+
+
+COLUMN = Style(-2, enters=COPIED)
+ROW = Style(-1, vectors=False, leaves=SUMMED, uses=ADDED_ONCE)
 
 STYLES: dict[str, Style] = {
-    "colwise": Style(-2, into=True),
-    "colwise_gather_output": Style(-2, into=True, whole=True),
-    "colwise_rep": Style(-2, into=True, whole=True),
-    "rowwise": Style(-1, vectors=False, whole=True, sums=True),
-    "rowwise_split_input": Style(-1, vectors=False, into=True, whole=True, sums=True),
-    "rowwise_rep": Style(-1, vectors=False, into=True, whole=True, sums=True),
-    "packed_colwise": Style(-2, into=True, parts=2),
-    "packed_rowwise": Style(-1, vectors=False, parts=2, sums=True),
-    "embedding_rowwise": Style(0, whole=True),
-    "embedding_colwise": Style(1, whole=True),
-    "moe_tp_experts": Style(into=True, whole=True),
-    "moe_identity_expert": Style(into=True),
-    "mla_kv_a_proj": Style(back=True),
-    "all_reduce": Style(whole=True),
-    "replicated_with_grad_allreduce": Style(sums=True),
+    "colwise": COLUMN,
+    "colwise_gather_output": COLUMN._replace(leaves=GATHERED),
+    "colwise_rep": COLUMN._replace(leaves=GATHERED),
+    "rowwise": ROW,
+    "rowwise_split_input": ROW._replace(enters=SLICED),
+    "rowwise_rep": ROW._replace(enters=SLICED),
+    "packed_colwise": COLUMN._replace(parts=2),
+    "packed_rowwise": Style(-1, vectors=False, parts=2),
+    "embedding_rowwise": Style(0, leaves=SUMMED),
+    "embedding_colwise": Style(1, leaves=GATHERED),
+    "moe_tp_experts": Style(enters=COPIED, leaves=SUMMED),
+    "moe_identity_expert": Style(enters=TERM),
+    "mla_kv_a_proj": Style(leaves=SUMMED_BACK),
+    "all_reduce": Style(leaves=SUMMED),
+    "replicated_with_grad_allreduce": Style(uses=COPIED),
     "local_params": Style(),
     "replicate": Style(),
 }

@@ -11,10 +11,11 @@ from shardwright.planner.contract.mesh import EP, Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.dry_run.local_sizes import Unsolvable, local_sizes
+from shardwright.planner.dry_run.local_sizes import Unsolvable, local_sizes, unmet
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
 from shardwright.planner.emit.redistributions import InconsistentBoundary
+from shardwright.planner.graph.graph import SizeArgument
 from shardwright.planner.search.plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
@@ -74,6 +75,14 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     dims = _traced(layouts)
     attributes, sizes = local_sizes(task.graph, dims, _unlike(every, dims), layouts.dim)
     return module_plans(task.source.module, layouts, attributes, sizes)
+
+
+def unmet_sizes(task: Task, layouts: Layouts) -> list[tuple[SizeArgument, int, int]]:
+    """Return the sizes that the unchanged code gives wrongly, with what it gives and what is right.
+
+    These are the sizes that a runtime must change before the code can run on local tensors.
+    """
+    return unmet(task.graph, _traced(layouts), corners(task, layouts))
 
 
 def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> list[Coords]:

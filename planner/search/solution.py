@@ -16,6 +16,7 @@ from shardwright.planner.contract.plan_figures import (
     Prediction,
     SolverReport,
 )
+from shardwright.planner.cost.cost import Costs
 from shardwright.planner.devices.device import device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
@@ -133,9 +134,16 @@ class Solution:
 
 def predicted(task: Task, solution: Solution) -> Prediction:
     """Return the predicted cost of a solution per rank."""
-    layouts = solution.layouts
-    unfolded, ranks = solution.unfolded, task.ranks(layouts.states)
-    return prediction(layouts, unfolded.bill, unfolded.memory, ranks)
+    return _predicted(task, solution.layouts, solution.unfolded)
+
+
+def priced(task: Task, layouts: Layouts, costs: Costs) -> Prediction:
+    """Return the predicted cost of layouts that no solver found."""
+    return _predicted(task, layouts, unfolded(task, layouts, costs))
+
+
+def _predicted(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
+    return prediction(layouts, there.bill, there.memory, task.ranks(layouts.states))
 
 
 def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solution:

@@ -36,6 +36,7 @@ OPTIONS = {
     "--trust-remote-code -h -o",
     "check": "--accept --cache-dir --dtype --help --inputs --json --layers --local-files-only "
     "--numeric --revision --trust-remote-code -h",
+    "audit": "--device --help --json --tp -h",
     "serve": "--cache-dir --cache-tokens --dtype --help --host --local-files-only --max-length "
     "--max-requests --name --plan --port --revision --timeout --tp --trust-remote-code -h",
     "calibrate": "--help --output --quick -h -o",

@@ -1,0 +1,112 @@
+"""Holds a hand-written tensor-parallel table against the rules: right, or wrong and where.
+
+A table leaves no choice: it says how each parameter is sharded, and what happens to tensors at the
+modules that it names. Every op of the traced model must then hold by its rule, and the code must
+compute right sizes, as transformers changes no integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardwright.errors import InfeasibleError, UsageError
+from shardwright.planner.contract.plan_figures import Prediction
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.problem.infeasible_core import Contradiction, in_words
+from shardwright.planner.problem.tp_plan import Rules, read
+from shardwright.planner.report.blame import (
+    CAUTION,
+    Fault,
+    of_fact,
+    of_facts,
+    of_gradient,
+    of_size,
+    of_style,
+)
+from shardwright.planner.report.first_fault import Fact, first_fault, holds, of_values, without
+from shardwright.planner.report.hand_written import of_table
+from shardwright.planner.search.dry_run import unmet_sizes
+from shardwright.planner.search.restrictions import Formulation
+from shardwright.planner.search.solution import priced
+from shardwright.planner.search.task import Task
+from shardwright.planner.solvers.cores import core
+
+RIGHT, WRONG, TRAINING, OPEN = "right", "wrong", "wrong in training", "not decided"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What is known of a table: its verdict, its first fault or why it is open, and its price."""
+
+    verdict: str
+    fault: Fault | None = None
+    predicted: Prediction | None = None
+    unused: tuple[str, ...] = ()
+
+
+def audit(task: Task, table: Mapping[str, str], earlier: Formulation | None = None) -> Audited:
+    """Hold a table against the rules on the model and the ranks of `task`.
+
+    Args:
+        task: The traced model.
+        table: Patterns of modules and parameters -> names of styles.
+        earlier: A problem of the same task, parts of which are reused.
+    """
+    try:
+        rules = read(table, task.source.module)
+    except UsageError as error:
+        return Audited(WRONG, Fault(str(error)))
+    return replace(_judged(task, rules, earlier), unused=tuple(rules.unused))
+
+
+def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
+    if name := _unlike_others(task, rules):
+        return Audited(OPEN, Fault(f"'{name}' has another style than in blocks like its own"))
+    if (fault := of_style(task, rules)) is not None:
+        return Audited(WRONG, fault)
+    try:
+        formulation = of_table(task, rules, earlier)
+    except UsageError as error:
+        return Audited(OPEN, Fault(str(error)))
+    except InfeasibleError as error:
+        return _wrong(of_facts(task, error))
+    graph, certain = task.graph, without(formulation.network, CAUTION)
+    found = first_fault(graph, of_values(certain))
+    if isinstance(found, Fact):
+        return _wrong(of_fact(task, rules, found))
+    found = first_fault(graph, certain)
+    if isinstance(found, Fact):
+        return _wrong(of_gradient(task, rules, found), TRAINING)
+    layouts = Layouts(graph, formulation.costs.states, found)
+    if (fault := _of_sizes(task, layouts)) is not None:
+        return _wrong(fault)
+    if not holds(certain, found):
+        return _contradicted(task, certain)
+    return Audited(RIGHT, predicted=priced(task, layouts, formulation.costs))
+
+
+def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
+    """Return what is wrong if no single fact is: values, or gradients alone."""
+    for part, how in ((of_values(network), WRONG), (network, TRAINING)):
+        if contradiction := core(part.problem):
+            facts = in_words([f.name for f in contradiction], task.graph, {})
+            return _wrong(of_facts(task, Contradiction("", facts)), how)
+    return Audited(OPEN, Fault("no placements were found for all tensors"))
+
+
+def _wrong(fault: Fault, how: str = WRONG) -> Audited:
+    return Audited(OPEN if fault.open else how, fault)
+
+
+def _of_sizes(task: Task, layouts: Layouts) -> Fault | None:
+    """Return the first wrong size, as transformers changes no attributes of modules."""
+    return next((of_size(task.graph, *wrong) for wrong in unmet_sizes(task, layouts)), None)
+
+
+def _unlike_others(task: Task, rules: Rules) -> str | None:
+    """Return a module whose style differs from that of the traced block that stands for it."""
+    styles = rules.modules
+    names = task.traced_names.items()
+    return next((n for n, traced in names if styles.get(n) != styles.get(traced)), None)

@@ -1,0 +1,140 @@
+"""Audits the tables of transformers: one row for each config class, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardwright.errors import ModelError, ShardwrightError
+from shardwright.planner.api import prepare
+from shardwright.planner.contract.plan_figures import Prediction
+from shardwright.planner.on_ranks.small import smaller_configs
+from shardwright.planner.problem.tp_plan import read, table_of
+from shardwright.planner.report import tables
+from shardwright.planner.report.audit import OPEN, RIGHT, TRAINING, WRONG, audit
+from shardwright.planner.report.audit_subjects import Subject
+from shardwright.planner.report.blame import Fault
+from shardwright.planner.report.block_cuts import BLOCK, cuts_in_blocks
+from shardwright.planner.search.ladder import SOLVING, climb
+from shardwright.planner.search.search_state import start
+from shardwright.planner.search.solution import SolverOptions, predicted
+from shardwright.planner.search.task import Task
+from shardwright.planner.trace.model.source import from_config
+
+TRIES = 4
+"""How many small models are tried, if the code of the first cannot run."""
+STYLES = {RIGHT: "green", WRONG: "red", TRAINING: "red", OPEN: "yellow"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of the table of one config class.
+
+    Attributes:
+        name: The model type.
+        architecture: The class of the model that was traced.
+        rules: Rules of the table.
+        verdict: "right", "wrong", "wrong in training" or "not decided".
+        fault: The first fault, or why nothing is decided.
+        unused: Rules that match nothing in this model.
+        time: Predicted time of the table, as a multiple of our plan's.
+        bytes: Bytes of parameters on a rank, as a multiple of our plan's.
+        cuts: Weights that are cut inside a block of FP8 -> the cut.
+    """
+
+    name: str
+    architecture: str = ""
+    rules: int = 0
+    verdict: str = OPEN
+    fault: Fault | None = None
+    unused: tuple[str, ...] = ()
+    time: float | None = None
+    bytes: float | None = None
+    cuts: dict[str, str] | None = None
+
+
+def audited(subject: Subject, tp: int, device: str) -> Row:
+    """Trace a small model of a subject, and hold its table against the rules."""
+    row = Row(subject.name, subject.config_class.__name__)
+    try:
+        config = subject.config()
+        row = replace(row, architecture=config.architectures[0])
+        whole = from_config(config)
+        table = table_of("auto", whole)
+        row = replace(row, rules=len(table), cuts=cuts_in_blocks(whole, read(table, whole), tp))
+        task = _traced(config, tp, device)
+        ours = climb(start(task, SolverOptions(objective="memory")), SOLVING)
+        found = audit(task, table, ours.formulation)
+        row = replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
+        if found.predicted is not None:
+            row = replace(row, **_beside(found.predicted, predicted(task, ours.solution)))
+    except ShardwrightError as error:
+        return replace(row, fault=Fault(str(error), open=True))
+    return row
+
+
+def _traced(config: Any, tp: int, device: str) -> Task:
+    """Return the task of the smallest model of a config whose code can be traced.
+
+    Raises:
+        ModelError: none can be.
+    """
+    failed = ModelError(f"no small {config.architectures[0]} can be made of its default config")
+    for smaller in islice(smaller_configs(config), TRIES):
+        try:
+            return prepare(smaller, tp, device=device, dtype="bfloat16")
+        except ModelError as error:
+            failed = error
+    raise failed
+
+
+def _beside(theirs: Prediction, ours: Prediction) -> dict[str, float]:
+    """Return time and bytes of a table as multiples of those of our plan."""
+    return {
+        "time": theirs.time_ns / max(ours.time_ns, 1),
+        "bytes": _held(theirs) / max(_held(ours), 1),
+    }
+
+
+def _held(of: Prediction) -> int:
+    return max(of.parameter_bytes)
+
+
+def as_json(rows: Sequence[Row], tp: int) -> dict[str, Any]:
+    """Return all rows for scripts."""
+    return {
+        "transformers": version("transformers"), "tp": tp, "rows": [asdict(row) for row in rows],
+    }  # fmt: skip
+
+
+def audit_report(rows: Sequence[Row], tp: int) -> RenderableType:
+    """Return the rows, for rich to print, and how many have which verdict."""
+    table = tables.table(
+        tables.name("TYPE"), tables.number("RULES"), tables.name("VERDICT"),
+        tables.number("TIME"), tables.number("BYTES"), tables.number("FP8_CUTS"),
+        tables.words("FIRST_FAULT"),
+    )  # fmt: skip
+    for row in rows:
+        cuts = "" if row.cuts is None else str(len(row.cuts))
+        table.add_row(
+            row.name, str(row.rules), Text(row.verdict, style=STYLES[row.verdict]),
+            _multiple(row.time), _multiple(row.bytes), cuts, row.fault.text if row.fault else "",
+        )  # fmt: skip
+    counts = Counter(row.verdict for row in rows)
+    said = ", ".join(f"{counts[v]} {v}" for v in STYLES if counts[v])
+    about = (
+        f"transformers {version('transformers')}, tp={tp}: {said}. TIME and BYTES are multiples "
+        f"of our plan's. FP8_CUTS counts weights that are cut inside a block of {BLOCK} x {BLOCK}."
+    )
+    return Group(table, Text(""), Text(about))
+
+
+def _multiple(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"

@@ -1,0 +1,109 @@
+"""Lists the models of the installed transformers that have a hand-written tensor-parallel table.
+
+A table is on a config class (`base_model_tp_plan`) or on a class of models (`_tp_plan`: its head).
+The heads of models with several towers are left out: the configs of their towers have the tables.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from shardwright.errors import ModelError, UsageError
+
+MODEL_CLASSES = ("ForCausalLM", "ForMaskedLM", "Model", "ForConditionalGeneration")
+"""Endings of the classes that are tried, in this order, if no class has a table of its own."""
+
+
+class Subject(NamedTuple):
+    """A config class with a table: its model type and the class."""
+
+    name: str
+    config_class: Any
+
+    def config(self) -> Any:
+        """Return a config of default sizes that names the class of its model.
+
+        Raises:
+            ModelError: transformers has no model for it, or its defaults make no config.
+        """
+        found = _models(self.config_class)
+        if not found:
+            raise ModelError(f"transformers has no model of a {self.config_class.__name__}")
+        try:
+            config = self.config_class()
+        except Exception as error:  # the class may raise anything
+            raise ModelError(f"no config of default sizes: {_first_line(error)}") from error
+        config.architectures = [found[0].__name__]
+        return config
+
+
+def subjects(names: Sequence[str] = ()) -> list[Subject]:
+    """Return the config classes with a table, or those of these model types.
+
+    Raises:
+        UsageError: a name is no model type with a table.
+    """
+    every = dict(_subjects(names))
+    if unknown := [name for name in names if name not in every]:
+        near = get_close_matches(unknown[0], list(every) or _types(), 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"transformers has no table for '{unknown[0]}'{hint}")
+    return [Subject(name, every[name]) for name in names or sorted(every)]
+
+
+def _subjects(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    seen = set()
+    for name in names or _types():
+        if name not in CONFIG_MAPPING:
+            continue
+        cls: Any = CONFIG_MAPPING[name]
+        if cls not in seen and (cls.base_model_tp_plan or _has_head(cls)):
+            seen.add(cls)
+            yield name, cls
+
+
+def _types() -> list[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return sorted(CONFIG_MAPPING)
+
+
+def _has_head(cls: Any) -> bool:
+    return not cls.sub_configs and any(model._tp_plan for model in _models(cls))
+
+
+def _models(cls: Any) -> list[Any]:
+    """Return the model classes of a config class: those with a table of their own first."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LISTED
+
+    try:
+        code = importlib.import_module(cls.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:  # the code is that of another model type
+        other = getattr(transformers, str(LISTED.get(cls.model_type)), None)
+        return [] if other is None else [other]
+    found = [
+        model
+        for model in vars(code).values()
+        if isinstance(model, type)
+        and issubclass(model, transformers.PreTrainedModel)
+        and model.config_class is cls
+        and model.__module__ == code.__name__
+        and not model.__name__.endswith("PreTrainedModel")
+    ]
+    return sorted(found, key=lambda m: (not m._tp_plan, _rank(m.__name__)))
+
+
+def _rank(name: str) -> int:
+    ends = (i for i, end in enumerate(MODEL_CLASSES) if name.endswith(end))
+    return next(ends, len(MODEL_CLASSES))
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

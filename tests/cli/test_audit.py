@@ -1,0 +1,32 @@
+"""`shardwright audit transformers`: its rows, and its exit code."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Run
+
+
+def test_a_right_table_beside_our_plan(run: Run) -> None:
+    result = run("audit", "transformers", "llama")
+    assert result.exit_code == 0, result.stderr
+    words = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert words[0] == "TYPE RULES VERDICT TIME BYTES FP8_CUTS FIRST_FAULT"
+    assert words[1].startswith("llama 9 right 1.0") and words[1].endswith("x 0")
+    assert "tp=2: 1 right." in words[3]
+
+
+def test_a_wrong_table_as_json(run: Run) -> None:
+    result = run("audit", "transformers", "apertus", "--json")
+    assert result.exit_code == 1
+    assert "1 of 1 tables are wrong on 2 ranks" in result.stderr
+    (row,) = json.loads(result.stdout)["rows"]
+    assert (row["name"], row["verdict"], row["time"]) == ("apertus", "wrong in training", None)
+    assert row["fault"]["op"] == "mul" and row["fault"]["module"] == "model.layers.0.mlp.act_fn"
+    assert row["fault"]["where"].startswith("activations.py:")
+
+
+def test_types_without_a_table_are_refused(run: Run) -> None:
+    result = run("audit", "transformers", "llamma")
+    assert result.exit_code == 2
+    assert "transformers has no table for 'llamma'; did you mean llama" in result.stderr
