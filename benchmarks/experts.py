@@ -72,7 +72,7 @@ def compared(dims: dict[str, int], kind: str, name: str, rank: int, ranks: int, 
 
 def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], float]:
     """Return the largest differences, and the largest share of the parameters on a rank."""
-    _, model = zoo.build(name)
+    model: Any = zoo.build(name)[1]
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # torch's grouped product knows no float64
     model = model.double()

@@ -43,6 +43,7 @@ def priced(name: str, hosts: int, load: str, mesh: dict[str, int]) -> dict[str, 
     """Return the row of one mesh."""
     how = {"device": DEVICE, "gpus_per_host": PER_HOST, "memory": 1 << 50, **LOADS[load]}
     plan = shardwright.plan(MODELS[name].config(), mesh=mesh, **how)
+    assert plan.predicted.memory is not None, "only old plans have none"
     memory = plan.predicted.memory.total
     fits = memory <= device(DEVICE).memory_bytes
     return {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.planner.contract.plan_figures import Workload
-from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.phases import Pass, own_batch
 from shardwright.planner.cost.redistribution import edges
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
 from shardwright.planner.cost.sizes import TensorSizes
@@ -31,9 +31,9 @@ class Holdings:
 
     @cached_property
     def full(self) -> Pass:
-        """A pass over all tokens, independent of the phase."""
-        load = self.workload
-        return Pass("prefill", 1, load.batch, load.seq, load.seq)
+        """A pass of one copy of the model over all its tokens, independent of the phase."""
+        seq = self.workload.seq
+        return Pass("prefill", 1, own_batch(self.workload), seq, seq)
 
     @cached_property
     def trains(self) -> bool:

@@ -40,12 +40,17 @@ class Pass:
 
 def passes(workload: Workload) -> list[Pass]:
     """Return the passes of one copy of the model: prefill first, then decode, then train."""
-    batch, seq = -(-workload.batch // workload.replicas), workload.seq
+    batch, seq = own_batch(workload), workload.seq
     return [
         Pass(phase, workload.phases[phase], batch, 1 if phase == "decode" else seq, seq)
         for phase in PHASES
         if phase in workload.phases
     ]
+
+
+def own_batch(workload: Workload) -> int:
+    """Return the sequences of the copy of the model that takes most."""
+    return -(-workload.batch // workload.replicas)
 
 
 def parse_phases(asked: str | Mapping[Phase, int]) -> dict[Phase, int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import gcd
 from typing import Any, NamedTuple
@@ -38,7 +39,8 @@ Grouped products of torch take no float64.
 """
 
 
-class Mixture(NamedTuple):
+@dataclass(frozen=True)
+class Mixture:
     """A module's arguments and parameters, as a mixture of experts.
 
     Attributes:

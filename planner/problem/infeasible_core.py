@@ -26,7 +26,7 @@ BOUNDARIES = {
     "boundary": "no collective does that on the way {0}",
     "again": "what happens {0} is the same in each call",
     "kept": "nothing changes on the way {0}",
-    "gathered": "everything is replicated on the way {0}",
+    "styled": "the style there leaves nothing else on the way {0}",
 }
 
 

@@ -38,7 +38,7 @@ from shardwright.runtime.slots import Keys, map_slots, replace, returned
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
     from shardwright.runtime.logits.split_logits import SplitHead
-    from shardwright.runtime.modules.dispatch import Dispatcher
+    from shardwright.runtime.redistribution.dispatch import Dispatcher
     from shardwright.runtime.rows.attention_rows import AttentionRows
 
 

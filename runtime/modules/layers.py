@@ -27,10 +27,10 @@ from shardwright.runtime.boundary.module_class import LocalModule, put_class
 from shardwright.runtime.code.attributes import SIZES, set_local, set_sizes
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.logits.split_logits import SplitHead
-from shardwright.runtime.modules.dispatch import Dispatcher
 from shardwright.runtime.modules.given_sizes import GivenSizes
 from shardwright.runtime.modules.parameters import LocalTensors
 from shardwright.runtime.modules.vocab import VocabLookup
+from shardwright.runtime.redistribution.dispatch import Dispatcher
 from shardwright.runtime.redistribution.draws import Part
 from shardwright.runtime.redistribution.lengths import Length, Lengths
 from shardwright.runtime.redistribution.reshard import ByDims, LastDim, Reshard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ EXACT, ROUNDED = 1e-9, 1e-6
 
 def built(name: str) -> torch.nn.Module:
     """In float64, which torch's grouped product does not know."""
-    _, model = zoo.build(name)
+    model: Any = zoo.build(name)[1]
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     return model.double()
@@ -72,18 +73,18 @@ def test_logits_and_gradients(name: str, mesh: dict[str, int], tolerance: float)
 
 def test_loaded_from_disk_and_generating(tmp_path: Path) -> None:
     """Ranks whose sequences end earlier compute tokens of others; what is saved is the same."""
-    _, model = zoo.build("qwen3_moe")
+    model: Any = zoo.build("qwen3_moe")[1]
     model.save_pretrained(tmp_path / "model")
     plan = planning.plan(str(tmp_path / "model"), mesh={"ep": 2, "tp": 1}, batch=2)
     ids = torch.randint(3, 100, (2, TOKENS), generator=torch.Generator().manual_seed(5))
-    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    how: Any = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     free = model.generate(ids, eos_token_id=None, **how)
     end = int(free[0, TOKENS + 1])  # the first sequence ends after two tokens
     want = [model.generate(ids[i : i + 1], eos_token_id=end, **how) for i in range(2)]
     stored = {n: p.detach().clone() for n, p in model.named_parameters()}
 
     def work(at: Mesh) -> int:
-        local = shardwright.load(tmp_path / "model", plan, mesh=at.device_mesh)
+        local: Any = shardwright.load(tmp_path / "model", plan, mesh=at.device_mesh)
         rank = at["ep"].rank
         made = local.generate(ids[rank : rank + 1], eos_token_id=end, **how)
         assert torch.equal(made, want[rank])
@@ -91,9 +92,7 @@ def test_loaded_from_disk_and_generating(tmp_path: Path) -> None:
         return local.shardwright_report.held
 
     held = run_ranks(2, work, {"ep": 2, "tp": 1})
-    assert held == plan.predicted.parameter_bytes or max(held) <= max(
-        plan.predicted.parameter_bytes
-    )
+    assert max(held) <= max(plan.predicted.parameter_bytes) < plan.predicted.unsharded_bytes
     again = type(model).from_pretrained(tmp_path / "saved")
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, stored[name]), name

@@ -135,7 +135,7 @@ def test_a_mesh_that_cannot_be_meant() -> None:
         ("tp=2,tp=4", "named twice"),
         ("tp=0", "at least 1"),
         ("tp=2,d.p=2", "no name for a mesh dim"),
-        ("pp=2,tp=2,ep=2", "mesh dim 'ep' means nothing here: 'tp' splits weights, 'cp' seq"),
+        ("pp=2,tp=2,ep=2", "mesh dim 'pp' means nothing here: 'tp' splits weights, 'cp' seq"),
     ]:
         with pytest.raises(UsageError, match=why):
             parse_mesh(text)

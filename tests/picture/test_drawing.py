@@ -106,7 +106,8 @@ class Stages(nn.Module):
         self.stages = nn.ModuleList([nn.ModuleList([Block(512), Block(512)]), deep])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for stage in self.stages:
+        stages: Any = self.stages
+        for stage in stages:
             for block in stage:
                 x = block(x)
         return x

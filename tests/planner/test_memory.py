@@ -223,3 +223,11 @@ def test_the_solver_gets_less_where_the_rest_is_too_much() -> None:
     assert measure(within(28, solve, measure, str).assignment) == 28
     with pytest.raises(InfeasibleError, match="no plan fits 27 bytes a rank: .* fit is 28 bytes"):
         within(27, solve, measure, str)
+
+
+def test_a_copy_of_the_model_caches_its_own_sequences() -> None:
+    config = LlamaConfig(num_hidden_layers=2, architectures=["LlamaForCausalLM"])
+    alone = plan(config, tp=1, phase="decode", batch=2)
+    copies = plan(config, mesh={"dp": 4, "tp": 1}, phase="decode", batch=8)
+    assert alone.predicted.memory == copies.predicted.memory
+    assert alone.predicted.memory is not None and alone.predicted.memory.cache > 0

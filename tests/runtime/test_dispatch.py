@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,8 @@ def test_equal_to_one_process(ranks: int, idle: bool, learns: str) -> None:
         for leaf, part in zip(leaves, mine, strict=True):
             if leaf.grad is not None:
                 torch.testing.assert_close(part.grad, leaf.grad[own])
-        first, last = local._shardwright.dispatcher.held[rank]
+        boundary: Any = local._shardwright
+        first, last = boundary.dispatcher.held[rank]
         for (_, p), (_, q) in zip(local.named_parameters(), whole.named_parameters(), strict=True):
             if q.grad is not None:
                 found = torch.zeros_like(p) if p.grad is None else p.grad

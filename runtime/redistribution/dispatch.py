@@ -90,8 +90,7 @@ class Dispatcher:
         self.held = [shard_range(plan.count, rank, self.group.size) for rank in ranks]
         """The experts of each rank."""
 
-    @torch.compiler.disable
-    def run(
+    def _run(
         self,
         code: Callable[..., Any],
         module: nn.Module,
@@ -120,6 +119,8 @@ class Dispatcher:
         in_turn = torch.empty_like(order)
         in_turn[order] = torch.arange(len(order), device=order.device)
         return back[in_turn].view(*experts.shape, back.shape[-1]).sum(1).view(tokens.shape)
+
+    run: Any = torch.compiler.disable(_run)
 
     def _given(
         self, argument: tuple[str, int | None], args: list[Any], kwargs: dict[str, Any]
