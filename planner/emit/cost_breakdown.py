@@ -101,11 +101,9 @@ class CostBreakdown:
 
     def _add_travelling(self, elements: Elements) -> None:
         """Add the tokens that travel to their experts, to the element that reads them first."""
-        costs, every = (
-            self.bill.costs.redistributions,
-            [*zip(self.elements, elements.found, strict=True)],
-        )
-        reader = {n: cost for cost, e in reversed(every) for op in e.ops for n in op.inputs}
+        costs = self.bill.costs.redistributions
+        every = reversed([*zip(self.elements, elements.found, strict=True)])
+        reader = {n: cost for cost, e in every for op in e.ops for n in op.inputs}
         for name in sorted(costs.travellers):
             state = self.bill.assignment[name]
             sent = [costs.travelling(name, state, run) for run in self.passes]

@@ -41,6 +41,7 @@ def replicated_parameters(
     for use in graph.uses:
         if (
             layouts.assignment[use.stored].shards
+            or use.stored in layouts.spread
             or sizes[use.stored] < LARGE * total
             or use.stored in found
         ):

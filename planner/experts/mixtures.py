@@ -49,6 +49,7 @@ def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
             why = fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
+                out.refused.pop(name, None)
                 break
             out.refused.setdefault(name, why)
     return out
@@ -74,7 +75,7 @@ def mark(graph: Graph, mixtures: Mixtures) -> None:
         mixture = mixtures.found.get(boundary.module)
         if mixture is not None and graph.priced(boundary) and boundary.slot == mixture.tokens:
             graph.marks.travelling |= {(boundary.target, (mixture.chosen, mixture.count))}
-    graph.mixtures = dict(mixtures.found)
+    graph.mixtures, graph.unspread = dict(mixtures.found), dict(mixtures.refused)
 
 
 def _first_calls(graph: Graph) -> dict[str, _Call]:

@@ -245,6 +245,9 @@ class Graph:
     mixtures: dict[str, Any] = field(default_factory=dict)
     """Module -> its `Mixture` (`planner/experts/`), if its experts are spread over ranks."""
 
+    unspread: dict[str, str] = field(default_factory=dict)
+    """Module that looks like a mixture -> why its experts are not spread over ranks."""
+
     blocks: list[Block] = field(default_factory=list)
     """In an unfolded graph: the block copies, in the order of their ops."""
 

@@ -118,6 +118,8 @@ def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
     if "train" in task.workload.phases and not any(call.training for call in plan.calls):
         plan = plan.noted(IN_EVAL_MODE)
     plan = plan.noted(BY_VALUE) if task.source.by_value else plan
+    for module, why in task.graph.unspread.items():
+        plan = plan.noted(f"the experts of '{module}' are on each rank of ep: {why}")
     return plan.noted(NO_PADDING_MASK) if task.unmasked else plan.sealed()
 
 

@@ -210,7 +210,7 @@ def largest(graph: Graph, costs: Costs, assignment: Assignment) -> str:
         name, state = pattern(use.fqn), assignment[use.stored]
         size = graph.times(use.stored) * costs.sizes.at_rest(use.stored, state)
         sizes[name] = sizes.get(name, 0) + size
-        if not state.shards:
+        if not state.shards and use.stored not in costs.sizes.spread:
             whole.add(name)
     ordered = sorted(sizes, key=lambda name: (-sizes[name], name))[:NAMED]
     words = [

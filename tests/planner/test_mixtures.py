@@ -200,6 +200,27 @@ def test_the_plan_of_a_hand_written_mixture() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+class Both(nn.Module):
+    """A mixture whose tokens may travel, and one whose tokens may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Model(Experts), Model(Residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.one(x))
+
+
+def test_a_mixture_that_stays_is_noted() -> None:
+    plan = planning.plan(Both(), mesh={"ep": 2, "tp": 1}, args=(X,))
+    assert plan.modules["one.mixture"].dispatch is not None
+    assert (
+        "the experts of 'other.mixture' are on each rank of ep: what it gives" in plan.solver.note
+    )
+    held = {whole.parameter.rpartition(".")[0] for whole in plan.replicated}
+    assert "other.mixture" in held and "one.mixture" not in held
+
+
 def test_a_model_without_such_a_mixture() -> None:
     with pytest.raises(InfeasibleError, match="'mixture' looks like one, but what it gives"):
         planning.plan(Model(Averaged), mesh={"ep": 2, "tp": 1}, args=(X,))
