@@ -5,7 +5,8 @@
     python -m benchmarks.experts --mesh ep=4,tp=1 --json FILE
 
 Logits and all gradients in float64, on threads of one process; each copy of the model takes other
-sequences. Code that computes in float32 itself rounds there. A mixture without a module that tokens
+sequences. Code that computes in float32 itself rounds there, and a model that does not run in
+float64 is compared in float32. A mixture without a module that tokens
 can be sent to is refused. Exits with 1 if one is not equal, or if an error is not one of ours.
 """
 
@@ -32,7 +33,7 @@ from tests import planning, zoo
 from tests.ranks import run_ranks
 
 ROWS, TOKENS = 2, 12
-EQUAL = 1e-5
+EQUAL = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference of logits, and of gradients relative to their parameter's largest entry."""
 FLOOR = 1e-2
 """Gradients whose largest entry is smaller are compared with this."""
@@ -63,24 +64,23 @@ def compared(dims: dict[str, int], kind: str, name: str, rank: int, ranks: int, 
     """Return the row of a model."""
     row: Row = {"name": name}
     try:
-        worst, held = differences(name, dims)
+        worst, held, dtype = differences(name, dims)
     except ShardwrightError as error:
         return row | {"verdict": "refused", "why": f"{first_line(error):.300}"}
-    verdict = "equal" if max(worst.values()) <= EQUAL else "unequal"
+    verdict = "equal" if max(worst.values()) <= EQUAL[dtype] else "unequal"
+    row |= {"dtype": str(dtype).removeprefix("torch.")}
     return row | {"verdict": verdict, "held": held} | {k: f"{v:.0e}" for k, v in worst.items()}
 
 
-def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], float]:
-    """Return the largest differences, and the largest share of the parameters on a rank."""
+def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], float, torch.dtype]:
+    """Return the largest differences, the largest share of the parameters on a rank, and dtype."""
     model: Any = zoo.build(name)[1]
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # torch's grouped product knows no float64
-    model = model.double()
     copies = prod(dims[name] for name in batch_dims(dims))
-    plan = planning.plan(model, mesh=dims, phase="train", batch=ROWS * copies)
     ids = torch.randint(3, 100, (ROWS * copies, TOKENS), generator=torch.Generator().manual_seed(0))
-    whole = copy.deepcopy(model)
-    want = _trained(whole, ids)
+    dtype, whole, want = _unsplit(model, ids)
+    plan = planning.plan(model.to(dtype), mesh=dims, phase="train", batch=ROWS * copies)
     gradients = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
 
     def work(at: Mesh) -> dict[str, float]:
@@ -100,7 +100,22 @@ def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], floa
     every = run_ranks(prod(dims.values()), work, dims)
     predicted = plan.predicted
     held = round(max(predicted.parameter_bytes) / predicted.unsharded_bytes, 3)
-    return {key: max(each[key] for each in every) for key in every[0]}, held
+    return {key: max(each[key] for each in every) for key in every[0]}, held, dtype
+
+
+def _unsplit(
+    model: torch.nn.Module, ids: torch.Tensor
+) -> tuple[torch.dtype, torch.nn.Module, torch.Tensor]:
+    """Return the first dtype in which a model runs, the model after a backward pass, and logits."""
+    *others, last = EQUAL
+    for dtype in others:
+        whole = copy.deepcopy(model).to(dtype)
+        try:
+            return dtype, whole, _trained(whole, ids)
+        except RuntimeError:  # its code makes tensors of another dtype
+            continue
+    whole = copy.deepcopy(model).to(last)
+    return last, whole, _trained(whole, ids)
 
 
 def _trained(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:

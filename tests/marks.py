@@ -132,6 +132,9 @@ picture/test_drawing.py::test_figures_add_up_to_the_prediction[seq2seq-t5-worklo
 picture/test_drawing.py::test_parts_of_a_fused_projection_are_named[falcon]
 picture/test_page.py::test_numbers_are_those_of_the_plan
 planner/test_alignment.py::test_uneven_experts_keep_rows_of_16_bytes
+planner/test_audit.py::test_right_tables_give_no_alarm[deepseek_v3]
+planner/test_audit.py::test_right_tables_give_no_alarm[phi3]
+planner/test_audit.py::test_what_is_wrong_in_transformers[doge-wrong-add in 'model.layers.0.self_attn' (modeling_doge.py:]
 planner/test_chains.py::test_backtracking_proves_a_chain_of_32_layers_at_every_budget
 planner/test_concurrent_plans.py::test_plans_of_several_models_in_threads[modules]
 planner/test_concurrent_plans.py::test_plans_of_several_models_in_threads[text]
@@ -158,6 +161,9 @@ planner/test_folding.py::test_folded_equals_unfolded[t5]
 planner/test_folding.py::test_three_blocks_in_a_row_hold_as_much_as_all[deepseek_v3]
 planner/test_folding.py::test_three_blocks_in_a_row_hold_as_much_as_all[gemma2]
 planner/test_folding.py::test_three_blocks_in_a_row_hold_as_much_as_all[llama]
+planner/test_from_config.py::test_planned_from_a_config_and_equal[no size]
+planner/test_from_config.py::test_planned_from_a_config_and_equal[padded patches]
+planner/test_from_config.py::test_planned_from_a_config_and_equal[tokens of several kinds]
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[longcat_flash
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[olmo2-counts2]
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[phi3-counts1]

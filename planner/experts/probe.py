@@ -85,8 +85,7 @@ def fault(module: nn.Module, mixture: Mixture) -> str | None:
     text = "its experts are too large to be tried with random numbers"
     for factor, dtype in product(factors, TOLERANCE):
         try:
-            with torch.random.fork_rng(devices=()), torch.enable_grad():
-                torch.manual_seed(0)
+            with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.device("cpu"):
                 found = _Probe(module, mixture, factor, dtype).fault()
             if found is None:
                 return None
@@ -104,6 +103,7 @@ class _Probe:
     ) -> None:
         self.module, self.mixture = module, mixture
         self.dtype, self.tolerance = dtype, TOLERANCE[dtype]
+        self.random = torch.Generator().manual_seed(0)
         self.count, self.width = min(EXPERTS, mixture.count), mixture.width // factor
         stacks = [module.get_parameter(name) for name in mixture.parameters]
         sizes = {mixture.width, *_features(stacks, mixture.count)}
@@ -117,7 +117,10 @@ class _Probe:
         if name in self.mixture.parameters:
             rows = shape[0] // self.mixture.count
             sizes[0] = self.count * self.narrow.get(rows, rows)
-        return torch.randn(sizes, dtype=self.dtype) / max(1, *sizes[-1:]) ** 0.5
+        return self._drawn(*sizes) / max(1, *sizes[-1:]) ** 0.5
+
+    def _drawn(self, *sizes: int) -> Tensor:
+        return torch.randn(*sizes, dtype=self.dtype, generator=self.random)
 
     def fault(self) -> str | None:
         """Return what differs, if anything does."""
@@ -131,9 +134,9 @@ class _Probe:
     def _cases(self) -> Sequence[Pairs]:
         """Return tokens with random experts, and tokens that share their experts."""
         k, count = min(self.mixture.chosen, self.count), self.count
-        tokens = torch.randn(TOKENS, self.width, dtype=self.dtype)
-        weights = torch.rand(TOKENS, k, dtype=self.dtype) + 0.1
-        mixed = torch.stack([torch.randperm(count)[:k] for _ in range(TOKENS)])
+        tokens, weights = self._drawn(TOKENS, self.width), self._drawn(TOKENS, k).abs() + 0.1
+        orders = [torch.randperm(count, generator=self.random) for _ in range(TOKENS)]
+        mixed = torch.stack(orders)[:, :k]
         shared = torch.arange(k).expand(TOKENS, k).contiguous()
         return [Pairs(tokens, mixed, weights), Pairs(tokens, shared, weights)]
 
