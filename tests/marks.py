@@ -134,7 +134,7 @@ picture/test_page.py::test_numbers_are_those_of_the_plan
 planner/test_alignment.py::test_uneven_experts_keep_rows_of_16_bytes
 planner/test_audit.py::test_right_tables_give_no_alarm[deepseek_v3]
 planner/test_audit.py::test_right_tables_give_no_alarm[phi3]
-planner/test_audit.py::test_what_is_wrong_in_transformers[doge-wrong-add in 'model.layers.0.self_attn' (modeling_doge.py:]
+planner/test_audit.py::test_what_is_wrong_in_transformers[doge-
 planner/test_chains.py::test_backtracking_proves_a_chain_of_32_layers_at_every_budget
 planner/test_concurrent_plans.py::test_plans_of_several_models_in_threads[modules]
 planner/test_concurrent_plans.py::test_plans_of_several_models_in_threads[text]
