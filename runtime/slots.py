@@ -56,6 +56,16 @@ def index_of(root: str, names: dict[str, int], varargs: int) -> int | None:
     return names.get(root)
 
 
+def find_argument(
+    name: str, index: int | None, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The key of an argument, or None if it is not given, and `args` or `kwargs`."""
+    if name in kwargs:
+        return name, kwargs
+    given = index is not None and index < len(args)
+    return (index if given else None), args
+
+
 def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
     """Return `value` with the tensor at `keys` changed; unchanged if that is None or absent.
 

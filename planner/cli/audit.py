@@ -28,8 +28,8 @@ def audit(
 ) -> None:
     """Check each tensor-parallel table of LIBRARY, or those of some model TYPEs, against our rules.
 
-    Each model is traced at the default sizes of its config. No weights are read, and no ranks are
-    started. The exit code is 1 if a table is wrong.
+    A small model of each default config is traced. No weights are read, and no ranks are started.
+    The exit code is 1 if a table is wrong.
     """
     with working(f"listing the tables of {library}"):
         from shardwright.planner.report import audit_report as report

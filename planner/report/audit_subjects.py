@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from shardwright.errors import ModelError, UsageError
+from shardwright.errors import ModelError, UsageError, first_line
 
 MODEL_CLASSES = ("ForCausalLM", "ForMaskedLM", "Model", "ForConditionalGeneration")
 """Endings of the classes that are tried, in this order, if no class has a table of its own."""
@@ -35,7 +35,7 @@ class Subject(NamedTuple):
         try:
             config = self.config_class()
         except Exception as error:  # the class may raise anything
-            raise ModelError(f"no config of default sizes: {_first_line(error)}") from error
+            raise ModelError(f"no config of default sizes: {first_line(error):.200}") from error
         config.architectures = [found[0].__name__]
         return config
 
@@ -102,8 +102,3 @@ def _models(cls: Any) -> list[Any]:
 def _rank(name: str) -> int:
     ends = (i for i, end in enumerate(MODEL_CLASSES) if name.endswith(end))
     return next(ends, len(MODEL_CLASSES))
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]

@@ -196,8 +196,4 @@ def _one(state: State) -> str:
     if state.shards:
         dims = sorted({dim for dim, _, _ in state.shards})
         return "split along dim " + " and ".join(map(str, dims))
-    return (
-        "replicated, with a part of the gradient on each rank"
-        if state.grad_partial
-        else ("replicated")
-    )
+    return "replicated" + ", with a part of the gradient on each rank" * bool(state.grad_partial)

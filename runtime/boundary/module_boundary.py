@@ -33,7 +33,7 @@ from shardwright.runtime.communication.generators import any_trains, draw_as_fir
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.draws import Part, drawing_for
 from shardwright.runtime.redistribution.reshard import Reshard
-from shardwright.runtime.slots import Keys, map_slots, replace, returned
+from shardwright.runtime.slots import Keys, find_argument, map_slots, replace, returned
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
@@ -83,10 +83,7 @@ class SlotChange:
 
     def find(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The key of the argument, or None if it is not given, and `args` or `kwargs`."""
-        if self.name in kwargs:
-            return self.name, kwargs
-        given = self.index is not None and self.index < len(args)
-        return (self.index if given else None), args
+        return find_argument(self.name, self.index, args, kwargs)
 
 
 class ModuleBoundary:

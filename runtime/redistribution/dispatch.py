@@ -22,7 +22,7 @@ from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.plan_file import Dispatch
 from shardwright.runtime.communication.collectives import all_gather, all_to_all
 from shardwright.runtime.communication.mesh import Group, Mesh
-from shardwright.runtime.slots import index_of, positions
+from shardwright.runtime.slots import find_argument, index_of, positions
 
 
 class Route(NamedTuple):
@@ -104,17 +104,20 @@ class Dispatcher:
         Raises:
             UsageError: an argument is missing, or a token's expert is none of the module's.
         """
-        given = [*args]
         if self.group.size == 1:
-            return code(module, *given, **kwargs)
-        tokens, experts, weights = (self._given(a, given, kwargs) for a in self.arguments)
+            return code(module, *args, **kwargs)
+        given, named = [*args], {**kwargs}
+        places = [self._place(*argument, given, named) for argument in self.arguments]
+        tokens, experts, weights = (where[at] for at, where in places)
         chosen, of_each = experts.reshape(-1), experts.shape[-1]
         order = chosen.argsort(stable=True)
         route, here = self._route(chosen)
         rows = tokens.reshape(-1, tokens.shape[-1])[order // of_each]
         came = _Exchange.apply(rows, route)
         weigh = _Exchange.apply(weights.reshape(-1, 1)[order], route)
-        made = self._computed(code, module, given, kwargs, (came, here, weigh))
+        for (at, where), value in zip(places, (came, here.unsqueeze(-1), weigh), strict=True):
+            where[at] = value
+        made = self._computed(lambda: code(module, *given, **named), module, came, weigh)
         back = _Exchange.apply(made, route.back)
         in_turn = torch.empty_like(order)
         in_turn[order] = torch.arange(len(order), device=order.device)
@@ -122,15 +125,14 @@ class Dispatcher:
 
     run: Any = torch.compiler.disable(_run)
 
-    def _given(
-        self, argument: tuple[str, int | None], args: list[Any], kwargs: dict[str, Any]
-    ) -> Tensor:
-        name, index = argument
-        if name in kwargs:
-            return kwargs[name]
-        if index is None or index >= len(args):
+    def _place(
+        self, name: str, index: int | None, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Return the key of an argument, and `args` or `kwargs`."""
+        at, where = find_argument(name, index, args, kwargs)
+        if at is None:
             raise UsageError(f"'{self.path}' was called without '{name}', by which tokens travel")
-        return args[index]
+        return at, where
 
     def _route(self, chosen: Tensor) -> tuple[Route, Tensor]:
         """Return the route of this rank's pairs, and its own number for the expert of each to come.
@@ -150,29 +152,16 @@ class Dispatcher:
         here = numbers.repeat_interleave(mine.reshape(-1)).to(chosen.device, chosen.dtype)
         return Route(self.group, send, tuple(mine.sum(1).tolist())), here
 
+    @staticmethod
     def _computed(
-        self,
-        code: Callable[..., Any],
-        module: nn.Module,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        pairs: tuple[Tensor, Tensor, Tensor],
+        compute: Callable[[], Tensor], module: nn.Module, came: Tensor, weigh: Tensor
     ) -> Tensor:
-        """Return what the module's code computes of the pairs that have come, a row for each."""
-        came, here, weigh = pairs
+        """Return what `compute` makes of the pairs that have come, a row for each."""
         needed = [came, weigh]
-        if not len(came):
+        if len(came):
+            made = compute().reshape(len(came), -1)
+        else:
             made = came.new_empty(came.shape)
             trained = any(p.requires_grad for p in module.parameters())
             needed += [torch.zeros((), requires_grad=True)] * trained
-        else:
-            for (name, index), value in zip(
-                self.arguments, (came, here.unsqueeze(-1), weigh), strict=True
-            ):
-                if name in kwargs:
-                    kwargs = {**kwargs, name: value}
-                else:
-                    assert index is not None
-                    args[index] = value
-            made = code(module, *args, **kwargs).reshape(len(came), -1)
         return _After.apply(made, *needed) if torch.is_grad_enabled() else made
