@@ -15,6 +15,7 @@ from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, EP, read_mesh, replicas
 from shardwright.planner.contract.names import PAGED, dtype_name, fold
 from shardwright.planner.contract.plan_figures import (
+    MOST_IMBALANCE,
     DataParallel,
     ObjectiveName,
     Phase,
@@ -68,6 +69,7 @@ def plan(
     sequence_parallel: bool | None = None,
     continuous_batching: bool = False,
     optimizer_bytes: int = 8,
+    expert_imbalance: float = 1,
     dp: DataParallel = "ddp",
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
@@ -130,6 +132,8 @@ def plan(
             (`generate_batch`, and servers that use it), whose keys and values are in a paged cache.
         optimizer_bytes: Bytes of optimizer state for each element of a parameter, for training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
+        expert_imbalance: With experts spread over "ep": the tokens that the rank with most of them
+            gets, in shares of the average.
         dp: What the copies of the model do. "ddp": each holds everything, and gradients are
             averaged. "fsdp": torch's `fully_shard` is put around the split model, shards
             parameters, gradients and optimizer state over the copies, and gathers as it goes. With
@@ -160,7 +164,8 @@ def plan(
         "args": args, "kwargs": kwargs, "seq": seq, "dtype": dtype, "device": device, "pins": pins,
         "tp_plan": tp_plan, "phase": phase, "sequence_parallel": sequence_parallel,
         "continuous_batching": continuous_batching,
-        "optimizer_bytes": optimizer_bytes, "dequantize": dequantize,
+        "optimizer_bytes": optimizer_bytes, "expert_imbalance": expert_imbalance,
+        "dequantize": dequantize,
         "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
         "local_files_only": local_files_only, "token": token,
     }  # fmt: skip
@@ -190,6 +195,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
+        "expert_imbalance": load.imbalance,
         "continuous_batching": any(PAGED in call.state for call in plan.calls),
         "dp": load.dp, "dequantize": load.quantized is None,
         "gpus_per_host": load.gpus_per_host or plan.world_size,
@@ -270,6 +276,7 @@ def read(
     sequence_parallel: bool | None = None,
     continuous_batching: bool = False,
     optimizer_bytes: int = 8,
+    expert_imbalance: float = 1,
     dequantize: bool = False,
     trust_remote_code: bool = False,
     **hub: Any,
@@ -286,6 +293,8 @@ def read(
         least = 0 if name == "optimizer_bytes" else 1
         if not least <= value <= LARGEST:
             raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
+    if not 1 <= expert_imbalance <= MOST_IMBALANCE:
+        raise UsageError(f"expert_imbalance must be from 1 to {MOST_IMBALANCE:,}")
     phases = parse_phases(phase)
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long
@@ -308,6 +317,7 @@ def read(
         device=device,
         phases=phases,
         optimizer_bytes=optimizer_bytes,
+        imbalance=expert_imbalance,
         quantized=_quantized(source),
     )
     return TracedModel(source, workload, as_pins(wanted), sequence_parallel)

@@ -75,6 +75,9 @@ Examples:
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
 @click.option("--optimizer-bytes", type=Count(0), metavar="N", default=8,
               show_default=True, help="Optimizer state per element, if training.")  # fmt: skip
+@click.option("--expert-imbalance", type=click.FloatRange(min=1), metavar="X", default=1.0,
+              show_default=True, help="With ep: tokens of the rank that gets most, in shares of "
+              "the average.")  # fmt: skip
 @click.option("--dp", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True,
               help="What copies do: average gradients, or share out parameters, gradients and "
               "optimizer state, as torch's fully_shard does.")  # fmt: skip

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 LARGEST = 2**40
 """Upper limit of sizes and counts in a plan: products of them stay exact."""
 
+MOST_IMBALANCE = 1000
+"""Upper limit of what the busiest rank of `ep` gets, in shares of the average."""
+
 Phase = Literal["prefill", "decode", "train"]
 ObjectiveName = Literal["time", "memory"]
 DataParallel = Literal["ddp", "fsdp"]
@@ -54,7 +57,7 @@ class Quantized(Part):
 class Workload(SparsePart):
     """What the plan was priced for."""
 
-    optional = frozenset({"dp", "quantized", "gpus_per_host", "spread"})
+    optional = frozenset({"dp", "quantized", "gpus_per_host", "spread", "imbalance"})
 
     batch: Asked
     seq: Asked
@@ -69,6 +72,14 @@ class Workload(SparsePart):
     spread: Asked = Field(
         default=1,
         description="how many of those copies share out the experts of mixtures; left out if 1",
+    )
+    imbalance: float = Field(
+        default=1,
+        ge=1,
+        le=MOST_IMBALANCE,
+        allow_inf_nan=False,
+        description="tokens of the rank of `ep` with the most, in shares of the average; left out "
+        "if 1",
     )
     sequence_parallel: bool = Field(
         default=False, description="hidden states between blocks are sharded along the sequence"

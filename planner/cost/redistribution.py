@@ -281,10 +281,11 @@ class RedistributionCosts:
         """Return the traffic of tokens that travel to their experts and back, in a pass.
 
         Ranks first tell each other how many tokens each expert gets. Each token is sent once for
-        each of its experts, with a weight. Experts are taken to be chosen equally often.
+        each of its experts, with a weight. The rank that gets most tokens counts.
         """
         tensor, ranks = self.graph.tensors[name], self.workload.spread
-        size, (chosen, count) = self.sizes.bytes(name, state, run), self.travellers[name]
+        chosen, count = self.travellers[name]
+        size = int(self.sizes.bytes(name, state, run) * self.workload.imbalance)
         pairs = size // (tensor.shape[-1] * tensor.dtype.itemsize) * chosen
         load, sub = self.workload, self.states.sub
         sizes = (sub.cp, load.replicas // ranks, ranks, sub.ranks)

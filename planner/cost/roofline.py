@@ -6,6 +6,7 @@ Each op takes some time, however little it does.
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 
 from shardwright.planner.contract.names import dtype_name
@@ -27,6 +28,14 @@ class OpCosts:
     def __init__(self, graph: Graph, sizes: TensorSizes, device: Device) -> None:
         self.graph, self.sizes, self.device = graph, sizes, device
 
+    @cached_property
+    def of_experts(self) -> frozenset[str]:
+        """Modules whose code computes with experts that are spread over ranks."""
+        spread = self.sizes.spread
+        return frozenset(
+            op.module for op in self.graph.ops if not spread.keys().isdisjoint(op.inputs)
+        )
+
     def compute(self, op: Op, strategy: Strategy) -> int:
         """Return the nanoseconds of `op` in `strategy` on one rank, in all passes."""
         return sum(run.times * self.once(op, strategy, run) for run in self.sizes.passes)
@@ -38,6 +47,9 @@ class OpCosts:
         trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
         factor = 3 if trained else 1
         flops, traffic = self.flops(op, strategy, run), self.traffic(op, strategy, run)
+        if op.module in self.of_experts:
+            most = self.sizes.workload.imbalance
+            flops, traffic = int(flops * most), int(traffic * most)
         dtype = dtype_name(op.call.result_dtypes[0])
         return self.device.compute(factor * flops, factor * traffic, dtype, factor)
 

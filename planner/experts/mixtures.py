@@ -9,7 +9,7 @@ experts has no such boundary, and is not split over `ep`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -55,8 +55,8 @@ def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
     return out
 
 
-def mark(graph: Graph, mixtures: Mixtures) -> None:
-    """Mark the parameters that are spread over ranks, and the tokens that travel."""
+def marked(graph: Graph, mixtures: Mixtures) -> Graph:
+    """Return a graph with marks for the parameters that are spread and the tokens that travel."""
     of_experts = {
         f"{module}.{name}": mixture.count
         for module, mixture in mixtures.found.items()
@@ -70,12 +70,15 @@ def mark(graph: Graph, mixtures: Mixtures) -> None:
         if is_view(op.call) and (count := spread.get(op.inputs[0])) is not None:
             alike = (n for n in op.outputs if graph.tensors[n].shape[:1] == (count,))
             spread |= dict.fromkeys(alike, count)
-    graph.marks.spread_experts |= {*spread.items()}
-    for boundary in graph.crossed:
-        mixture = mixtures.found.get(boundary.module)
-        if mixture is not None and graph.priced(boundary) and boundary.slot == mixture.tokens:
-            graph.marks.travelling |= {(boundary.target, (mixture.chosen, mixture.count))}
-    graph.mixtures, graph.unspread = dict(mixtures.found), dict(mixtures.refused)
+    travelling = {
+        (boundary.target, (mixture.chosen, mixture.count))
+        for boundary in graph.crossed
+        if (mixture := mixtures.found.get(boundary.module)) is not None
+        and graph.priced(boundary)
+        and boundary.slot == mixture.tokens
+    }
+    marks = replace(graph.marks, spread_experts={*spread.items()}, travelling=travelling)
+    return replace(graph, marks=marks, mixtures=mixtures.found, unspread=mixtures.refused)
 
 
 def _first_calls(graph: Graph) -> dict[str, _Call]:

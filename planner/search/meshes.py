@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 
-from shardwright.errors import InfeasibleError, UsageError
-from shardwright.planner.contract.mesh import MOST_RANKS, TP
+from shardwright.errors import InfeasibleError, SolverError, UsageError
+from shardwright.planner.contract.mesh import EP, MOST_RANKS, TP
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
     MeshChoice,
@@ -54,19 +55,28 @@ class Cluster:
         return self.hosts * self.gpus_per_host
 
 
-def meshes(ranks: int, workload: Workload) -> Iterator[tuple[dict[str, int], DataParallel]]:
-    """Yield each mesh of so many ranks, and what its copies of the model do.
+def meshes(
+    cluster: Cluster, workload: Workload, spreads: Callable[[], bool]
+) -> Iterator[tuple[dict[str, int], DataParallel]]:
+    """Yield each mesh of a cluster, and what its copies of the model do.
 
-    Meshes with more copies than the batch has sequences are left out.
+    If `spreads`, there are also meshes whose copies share out the experts of mixtures: all copies,
+    or those of each host. Meshes with more copies than the batch has sequences are left out.
     """
-    trains = "train" in workload.phases
-    for tp in (n for n in range(ranks, 0, -1) if ranks % n == 0):
+    ranks, trains = cluster.ranks, "train" in workload.phases
+    yield {TP: ranks}, "ddp"
+    for tp in (n for n in range(ranks - 1, 0, -1) if ranks % n == 0):
         copies = ranks // tp
-        if copies <= workload.batch:
-            mesh = {TP: tp} if copies == 1 else {"dp": copies, TP: tp}
-            yield mesh, "ddp"
-            if copies > 1 and trains:
-                yield mesh, "fsdp"
+        if copies > workload.batch:
+            break
+        yield {"dp": copies, TP: tp}, "ddp"
+        if trains:
+            yield {"dp": copies, TP: tp}, "fsdp"
+        if spreads():
+            yield {EP: copies, TP: tp}, "ddp"
+            within = gcd(cluster.gpus_per_host // tp, copies)
+            if 1 < within < copies:
+                yield {"dp": copies // within, EP: within, TP: tp}, "ddp"
 
 
 def choose_mesh(
@@ -93,15 +103,20 @@ def choose_mesh(
     Raises:
         InfeasibleError: no mesh has a plan.
         UsageError: the device profile has no links between hosts.
-        ModelError, SolverError: as `ladder.climb`.
+        SolverError: no plan was found within the time limit on any mesh.
+        ModelError: as `ladder.climb`.
     """
     on = model.workload.device
     per_host = ranks_on_a_host(on, cluster.ranks, cluster.gpus_per_host)
     order = partial(_order, objective=asked.objective)
     solved: list[tuple[MeshChoice, Task]] = []
-    for mesh, dp in meshes(cluster.ranks, model.workload):
+    for mesh, dp in meshes(cluster, model.workload, lambda: model.spreads):
         task = model.on(mesh, dp, per_host)
-        solved.append((_choice(climb(start(task, asked), FITTING)), task))
+        try:
+            choice = _choice(climb(start(task, asked), FITTING))
+        except SolverError as error:  # another mesh may be easier
+            choice = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
+        solved.append((choice, task))
     solved.sort(key=lambda each: order(each[0]))
     best: tuple[MeshChoice, Task, SearchState] | None = None
     failed: InfeasibleError | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError
@@ -12,7 +12,7 @@ from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
-from shardwright.planner.experts.mixtures import find_mixtures, mark
+from shardwright.planner.experts.mixtures import find_mixtures, marked
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.lost_lengths import keep_beside_lost
@@ -34,30 +34,35 @@ class _Trace(NamedTuple):
     unmasked: bool
 
 
-def spread_experts(source: Source, folding: Folding, unfolded: Unfolded) -> None:
-    """Mark the mixtures of a traced model, whose experts are spread over the ranks of `ep`.
+def spread_experts(found: _Trace) -> _Trace:
+    """Return a trace with marks for the mixtures whose experts are spread over the ranks of `ep`.
 
     Raises:
-        InfeasibleError: it has none whose tokens may travel.
+        InfeasibleError: the model has none whose tokens may travel.
     """
+    source, folding, unfolded = found.source, found.folding, found.unfolded
     if source.quantized:
         raise InfeasibleError(
             f"{EP} spreads dense experts, and those of {source.architecture} are held as they are "
             "stored: plan with dequantize=True (--dequantize), or without ep"
         )
-    found = find_mixtures(folding.graph, source.module)
-    if not found.found:
-        some = next((f": '{m}' looks like one, but {w}" for m, w in found.refused.items()), "")
+    mixtures = find_mixtures(folding.graph, source.module)
+    if not mixtures.found:
+        some = next((f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items()), "")
         raise InfeasibleError(
             f"{EP} spreads the experts of mixtures, and none of {source.architecture} was found "
             f"whose tokens may be sent to other ranks{some}: name the mesh dim dp instead"
         )
-    mark(folding.graph, found)
-    marks, copies = folding.graph.marks, unfolded.origin
-    for kind in ("spread_experts", "travelling"):
-        known = dict(getattr(marks, kind))
-        there = getattr(unfolded.graph.marks, kind)
-        there |= {(copy, known[n]) for copy, n in copies.items() if n in known}
+    graph = marked(folding.graph, mixtures)
+    kinds = {kind: dict(getattr(graph.marks, kind)) for kind in ("spread_experts", "travelling")}
+    copies = {
+        kind: {(copy, known[n]) for copy, n in unfolded.origin.items() if n in known}
+        for kind, known in kinds.items()
+    }
+    every = replace(unfolded.graph, marks=replace(unfolded.graph.marks, **copies))
+    return found._replace(
+        folding=replace(folding, graph=graph), unfolded=replace(unfolded, graph=every)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,8 @@ class TracedModel:
     workload: Workload
     pins: tuple[Pin, ...]
     sequence_parallel: bool | None = None
-    _traces: dict[tuple[bool, bool, bool], _Trace] = field(default_factory=dict, init=False)
+    _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
+    _spread: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
 
     def on(self, mesh: Mapping[str, int], dp: DataParallel, gpus_per_host: int | None) -> Task:
         """Return the task of planning the model on a mesh.
@@ -101,6 +107,18 @@ class TracedModel:
         along = workload.model_copy(update={"sequence_parallel": True})
         return self._task(workload, mesh, along=partial(self._task, along, mesh))
 
+    @cached_property
+    def spreads(self) -> bool:
+        """Whether the model has mixtures whose experts can be spread over ranks of `ep`."""
+        at = bool(self.sequence_parallel), False
+        if at not in self._traces:
+            self.on({TP: 1}, "ddp", None)
+        try:
+            self._spread[at] = spread_experts(self._traces[at])
+        except InfeasibleError:
+            return False
+        return True
+
     def _task(
         self,
         workload: Workload,
@@ -111,19 +129,19 @@ class TracedModel:
 
         The trace keeps all repeated blocks if their code depends on the index of the block.
         """
-        at = workload.sequence_parallel, mesh.get(CP, 1) > 1, workload.spread > 1
-        if at in self._traces:
-            return self._of_trace(self._traces[at], workload, mesh, along)
-        self._traces[at] = self._trace(*at)
-        task = self._of_trace(self._traces[at], workload, mesh, along)
-        if not task.numbered:
+        at = workload.sequence_parallel, mesh.get(CP, 1) > 1
+        found = self._traces.get(at) or self._trace(*at)
+        task = self._of_trace(found, workload, mesh, along)
+        if at not in self._traces and task.numbered:
+            found = self._trace(*at, folds=False)
+            task = self._of_trace(found, workload, mesh, along)
+        self._traces[at] = found
+        if workload.spread == 1:
             return task
-        self._traces[at] = self._trace(*at, folds=False)
-        return self._of_trace(self._traces[at], workload, mesh, along)
+        self._spread[at] = self._spread.get(at) or spread_experts(found)
+        return self._of_trace(self._spread[at], workload, mesh, along)
 
-    def _trace(
-        self, along_sequence: bool, by_rows: bool, spread: bool, folds: bool = True
-    ) -> _Trace:
+    def _trace(self, along_sequence: bool, by_rows: bool, folds: bool = True) -> _Trace:
         """Trace the model. To shard sequences it makes fewer runs (`Source.along_sequence`)."""
         stage("trace")
         source = replace(self.source, trains="train" in self.workload.phases)
@@ -131,8 +149,6 @@ class TracedModel:
         if splits:
             source = source.along_sequence(by_rows)
         traced, folding, unfolded = trace_model(source, self.pins, splits, folds)
-        if spread:
-            spread_experts(traced, folding, unfolded)
         return _Trace(traced, folding, unfolded, bool(source.masks() - traced.masks()))
 
     def _of_trace(

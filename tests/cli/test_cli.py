@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
     "plan": "--batch --cache-dir --compare-tp-plan --continuous-batching --dequantize --device "
-    "--dp --dtype --dump --gpus-per-host --help --hosts --html --inputs --json "
+    "--dp --dtype --dump --expert-imbalance --gpus-per-host --help --hosts --html --inputs --json "
     "--local-files-only --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
     "--ranks --revision --seq --sequence-parallel --solver --time-limit --tp --tp-plan "

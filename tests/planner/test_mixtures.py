@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import shardwright
 from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.experts.probe import Mixture, fault
@@ -198,6 +199,50 @@ def test_the_plan_of_a_hand_written_mixture() -> None:
     kinds = {c.kind: c.count for c in plan.predicted.collectives if c.phase == "forward"}
     assert kinds == {"all_gather": 1, "all_to_all": 3}
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_busiest_rank_counts() -> None:
+    """Twice the tokens are twice the bytes of all-to-all."""
+    even, twice = (
+        planning.plan(
+            Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,), seq=4096, expert_imbalance=most
+        )
+        for most in (1, 2)
+    )
+    assert (even.workload.imbalance, twice.workload.imbalance) == (1, 2)
+    assert "imbalance" not in even.to_json()
+    (a, b) = (
+        {c.kind: c.bytes for c in plan.predicted.collectives if c.phase == "forward"}
+        for plan in (even, twice)
+    )
+    assert b == {"all_gather": a["all_gather"], "all_to_all": 2 * a["all_to_all"]}
+    assert even.predicted.time_ns < twice.predicted.time_ns < 2 * even.predicted.time_ns
+    with pytest.raises(UsageError, match="expert_imbalance must be from 1"):
+        planning.plan(Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,), expert_imbalance=0.5)
+
+
+@pytest.mark.parametrize(("batch", "spread"), [(4, True), (1, False)])
+def test_meshes_with_experts_spread_are_compared(batch: int, spread: bool) -> None:
+    """Each has the figures that it has when it is planned by itself, and the best is the plan."""
+    how: dict[str, Any] = {"args": (X,), "batch": batch, "seq": 4096}
+    found = planning.plan(Model(Experts), cluster=shardwright.Cluster(2, 2), **how)
+    meshes = [choice.mesh for choice in found.meshes]
+    both = {"dp": 2, "ep": 2, "tp": 1}
+    expected = [{"ep": 4, "tp": 1}, {"ep": 2, "tp": 2}, both] if spread else []
+    assert [mesh for mesh in expected if mesh not in meshes] == []
+    assert any("ep" in mesh for mesh in meshes) == spread
+    assert found.mesh == meshes[0]
+    for choice in found.meshes:
+        alone = planning.plan(Model(Experts), mesh=choice.mesh, gpus_per_host=2, **how)
+        assert alone.predicted.memory is not None
+        figures = alone.predicted.time_ns, alone.predicted.memory.total
+        assert (choice.time_ns, choice.memory) == figures
+        assert choice.mesh != found.mesh or alone.modules == found.modules
+
+
+def test_no_mesh_spreads_experts_whose_tokens_stay() -> None:
+    found = planning.plan(Model(Averaged), cluster=shardwright.Cluster(1, 2), args=(X,), batch=2)
+    assert [choice for choice in found.meshes if "ep" in choice.mesh] == []
 
 
 class Both(nn.Module):
