@@ -24,10 +24,12 @@ Item = Op | Boundary
 class Unfoldable(Exception):
     """Blocks that look the same differ in the graph; all blocks must be traced.
 
-    `stack` is the path of the one stack that cannot be folded, if it is one.
+    `stacks` has the paths of the stacks that cannot be folded, if these are known.
     """
 
-    stack: str | None = None
+    def __init__(self, text: str = "", stacks: Collection[str] = ()) -> None:
+        super().__init__(text)
+        self.stacks = frozenset(stacks)
 
 
 class Idle(Unfoldable):
@@ -119,12 +121,15 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     folding = Folding(graph)
     small = {n for n in graph.inputs if prod(graph.tensors[n].shape) <= 1}
     small -= {n for op in graph.ops if graph.priced(op) for n in op.inputs}
+    failed: dict[str, Unfoldable] = {}
     for stack in stacks:
         try:
             folding.segments.append(_folded(graph, stack, shared, small))
         except Unfoldable as error:
-            error.stack = stack.path
-            raise
+            failed[stack.path] = error
+    if failed:
+        errors = sorted(failed.values(), key=lambda e: not isinstance(e, Idle))
+        raise type(errors[0])(str(errors[0]), failed)
     classes: dict[str, set[str]] = {}
     for name, one in graph.alike.items():
         classes.setdefault(one, {one}).add(name)

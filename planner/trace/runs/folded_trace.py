@@ -165,7 +165,7 @@ def trace_folded(
     known = set[str]() if unfoldable is None else unfoldable
     left_out, ways = set(known), () if not folds else (True,) if ends else (False, True)
     while ways:
-        culprit: str | None = None
+        culprits: frozenset[str] = frozenset()
         for apart in ways:
             found = find_stacks(module, apart, labels, owners)
             stacks = [stack for stack in found if stack.path not in left_out]
@@ -175,15 +175,15 @@ def trace_folded(
                 folding = _folded(source, stacks, owners)
                 return folding, unfold(folding)
             except Unfoldable as error:
-                culprit = error.stack  # next with the end blocks apart, or without this stack
+                culprits = error.stacks  # next with the end blocks apart, or without these stacks
             except ModelError:
-                culprit = None  # the code needs all blocks, or the model cannot be traced at all
+                culprits = frozenset()  # the code needs all blocks, or the model cannot be traced at all
                 break
-        if culprit is None:
+        if not culprits:
             break
-        left_out.add(culprit)
+        left_out |= culprits
         if len(source.runs) == 1:
-            known.add(culprit)
+            known |= culprits
     if not whole and folds and find_stacks(module, False, labels, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
