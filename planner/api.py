@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +14,7 @@ import torch
 
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
-from shardwright.planner.contract.mesh import CP, EP, read_mesh, replicas
+from shardwright.planner.contract.mesh import CP, EP, TP, read_mesh, replicas
 from shardwright.planner.contract.names import PAGED, dtype_name, fold
 from shardwright.planner.contract.plan_figures import (
     MOST_IMBALANCE,
@@ -35,6 +37,7 @@ from shardwright.planner.search.meshes import Cluster, choose_mesh
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
+from shardwright.planner.search.unequal import Sharing, search_unequal
 from shardwright.planner.stages import stage
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.trace_lock import not_in_model_code
@@ -54,7 +57,8 @@ def plan(
     args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     objective: ObjectiveName = "time",
-    memory: int | None = None,
+    memory: int | Sequence[int] | None = None,
+    speeds: Sequence[float] | None = None,
     solver: str | None = None,
     time_limit: float = 60.0,
     batch: int | None = None,
@@ -99,7 +103,11 @@ def plan(
             time; if `memory` is given, time under that limit.
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and training
             state (see `planner/cost/memory.py`). For least time the default is the memory of the
-            device. If no plan fits the device, the plan is for least memory and has a note.
+            device. If no plan fits the device, the plan is for least memory and has a note. A
+            number for each rank of tp, if they differ: if one cannot hold its part, those with more
+            memory get larger parts.
+        speeds: How fast each rank of tp is, in shares of `device`, if they differ: faster ranks get
+            larger parts.
         solver: Name of an installed solver: "cpsat" (the default), "backtracking", or a plugin.
             If it cannot prove its plan in time, the plan of backtracking is used.
         time_limit: Seconds for all planning. A solver gets what reading and tracing the model leave
@@ -169,15 +177,22 @@ def plan(
         "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
         "local_files_only": local_files_only, "token": token,
     }  # fmt: skip
-    asked = SolverOptions(solver, time_limit, memory, objective, began)
+    memories = () if isinstance(memory, int | None) else tuple(memory)
+    least = memory if isinstance(memory, int | None) else None
+    asked = SolverOptions(solver, time_limit, least, objective, began)
     if cluster is not None:
         if (tp, mesh, gpus_per_host) != (None, None, None):
             raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
+        if memories or speeds:
+            raise UsageError("ranks that differ, and a cluster: give tp or mesh instead")
         found = read(model, cluster.ranks if batch is None else batch, **how)
         return choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model)).plan
     how |= {"mesh": mesh, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
-    task = prepare(model, tp, **how)
+    sharing = prepare_shares(model, tp, memories=memories, speeds=speeds or (), **how)
+    task = sharing(None)
     with dumping(dump, task, write_model) as tell:
+        if memories or speeds:
+            return search_unequal(sharing, asked, tell).plan
         return run(task, asked, tell)
 
 
@@ -195,7 +210,8 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
-        "expert_imbalance": load.imbalance,
+        "expert_imbalance": load.imbalance, "shares": load.shares, "speeds": load.speeds,
+        "memories": load.memories,
         "continuous_batching": any(PAGED in call.state for call in plan.calls),
         "dp": load.dp, "dequantize": load.quantized is None,
         "gpus_per_host": load.gpus_per_host or plan.world_size,
@@ -204,7 +220,20 @@ def as_planned(plan: Plan) -> dict[str, Any]:
 
 @not_in_model_code
 @uncollected()
-def prepare(
+def prepare(model: Any, tp: int | None = None, **how: Any) -> Task:
+    """Read and trace a model, and return the task of planning it. `plan` does this before solving.
+
+    `how` holds the other arguments of `prepare_shares`.
+
+    Raises:
+        UsageError, ModelError, InfeasibleError: as `prepare_shares`.
+    """
+    return prepare_shares(model, tp, **how)(None)
+
+
+@not_in_model_code
+@uncollected()
+def prepare_shares(
     model: Any,
     tp: int | None = None,
     *,
@@ -212,11 +241,13 @@ def prepare(
     batch: int | None = None,
     dp: DataParallel = "ddp",
     gpus_per_host: int | None = None,
+    speeds: Sequence[float] = (),
+    memories: Sequence[int] = (),
     **how: Any,
-) -> Task:
-    """Read and trace a model, and return the task of planning it. `plan` does this before solving.
+) -> Sharing:
+    """Read a model, and return the tasks of planning it, by the parts that ranks of tp get.
 
-    `how` holds the other arguments of `read`.
+    None are the parts that are given. `how` holds the other arguments of `read`.
 
     Raises:
         UsageError: an argument is invalid.
@@ -242,8 +273,30 @@ def prepare(
         )
     if dims.get(EP, 1) > 1:
         _check_spread(dims, dp)
+    if speeds or memories:
+        _check_unlike(dims, dp, speeds, memories)
     per_host = ranks_on_a_host(how.get("device", DEVICE), prod(dims.values()), gpus_per_host)
-    return read(model, batch, **how).on(dims, dp, per_host)
+    found = read(model, batch, speeds=speeds, memories=memories, **how)
+    return partial(found.on, dims, dp, per_host)
+
+
+def _check_unlike(
+    mesh: Mapping[str, int], dp: DataParallel, speeds: Sequence[float], memories: Sequence[int]
+) -> None:
+    """Check what is given for each rank of tp.
+
+    Raises:
+        UsageError: there are not as many as ranks, or one is invalid.
+    """
+    for name, values in (("speeds", speeds), ("memory", memories)):
+        if values and len(values) != mesh[TP]:
+            raise UsageError(f"{name}: {len(values)} numbers for tp={mesh[TP]} ranks")
+        if not all(0 < value < math.inf for value in values):
+            raise UsageError(f"{name}: each must be above 0, and finite")
+    if dp == "fsdp" or mesh.get(CP, 1) * mesh.get(EP, 1) > 1:
+        raise UsageError(
+            "ranks of tp that differ do not go with cp, ep or dp='fsdp': plan without these"
+        )
 
 
 def _check_spread(mesh: Mapping[str, int], dp: DataParallel) -> None:
@@ -277,6 +330,9 @@ def read(
     continuous_batching: bool = False,
     optimizer_bytes: int = 8,
     expert_imbalance: float = 1,
+    shares: Sequence[int] = (),
+    speeds: Sequence[float] = (),
+    memories: Sequence[int] = (),
     dequantize: bool = False,
     trust_remote_code: bool = False,
     **hub: Any,
@@ -318,6 +374,9 @@ def read(
         phases=phases,
         optimizer_bytes=optimizer_bytes,
         imbalance=expert_imbalance,
+        shares=[*shares],
+        speeds=[*map(float, speeds)],
+        memories=[*memories],
         quantized=_quantized(source),
     )
     return TracedModel(source, workload, as_pins(wanted), sequence_parallel)

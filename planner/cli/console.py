@@ -108,6 +108,24 @@ class Size(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class ByRank(click.ParamType):
+    """A value, or several with commas between them: one for each rank.
+
+    Args:
+        each: The type of a value.
+    """
+
+    def __init__(self, each: click.ParamType) -> None:
+        self.each, self.name = each, each.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or a tuple of them."""
+        if not isinstance(value, str):
+            return value
+        found = tuple(self.each.convert(text.strip(), param, ctx) for text in value.split(","))
+        return found[0] if len(found) == 1 else found
+
+
 def say(text: str) -> None:
     """Print a hint, warning or error as one line on stderr: stdout holds results only.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.cli.console import Count, Size, compact, say, working
+from shardwright.planner.cli.console import ByRank, Count, Size, compact, say, working
 from shardwright.planner.cli.shared import (
     COUNT,
     DTYPES,
@@ -59,8 +59,11 @@ Examples:
               help="Draw the plan on a page there, with costs of alternatives.")  # fmt: skip
 @click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
               show_default=True, help="What to minimize, of a pass or per rank.")  # fmt: skip
-@click.option("--memory", type=Size(),
-              help="Limit per rank, like 24GiB or 500MB.  [default: the device's]")  # fmt: skip
+@click.option("--memory", type=ByRank(Size()),
+              help="Limit per rank, like 24GiB or 500MB; or one for each: 48GiB,24GiB.  "
+              "[default: the device's]")  # fmt: skip
+@click.option("--speeds", type=ByRank(click.FLOAT), metavar="X,X,...",
+              help="How fast each rank is, in shares of the device, if they differ.")  # fmt: skip
 @click.option("--solver", metavar="NAME",
               help="cpsat, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
@@ -117,7 +120,8 @@ def plan(
     ranks: int | None,
     output: str | None,
     html: str | None,
-    memory: int | None,
+    memory: int | tuple[int, ...] | None,
+    speeds: float | tuple[float, ...] | None,
     dtype: str | None,
     device: str,
     phase: str,
@@ -158,13 +162,19 @@ def plan(
         raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
+    unlike = {
+        "memories": memory if isinstance(memory, tuple) else (),
+        "speeds": (speeds,) if isinstance(speeds, float) else speeds or (),
+    }
+    if any(unlike.values()) and tp is None and mesh is None:
+        raise click.UsageError("ranks that differ go with --tp or --mesh")
     for path in (output, html, write_model):
         check_folder(path)
     with working(f"planning {model}"):
         import torch
 
         from shardwright.planner import solvers
-        from shardwright.planner.api import prepare, read
+        from shardwright.planner.api import prepare_shares, read
         from shardwright.planner.contract.mesh import parse_mesh, read_mesh
         from shardwright.planner.cost.phases import parse_phases
         from shardwright.planner.dump.write import dumping
@@ -174,6 +184,7 @@ def plan(
         from shardwright.planner.search.ladder import search
         from shardwright.planner.search.meshes import choose_mesh
         from shardwright.planner.search.solution import SolverOptions
+        from shardwright.planner.search.unequal import search_unequal
 
         # refuse before the trace what can be refused at once
         cluster = cluster_of(hosts, gpus_per_host, ranks, device)
@@ -187,15 +198,20 @@ def plan(
             "pins": gather(pins, pin_file), "tp_plan": named if follow else None,
             **workload, **with_inputs(how),
         }  # fmt: skip
-        asked = SolverOptions(solver, time_limit, memory, objective, began)
+        limit = None if isinstance(memory, tuple) else memory
+        asked = SolverOptions(solver, time_limit, limit, objective, began)
         if cluster:
             found = read(model, batch or cluster.ranks, **given)
             ended = choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model))
         else:
             on = {"mesh": dims, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
-            task = prepare(model, **on, **given)
+            sharing = prepare_shares(model, **on, **unlike, **given)
+            task = sharing(None)
             with dumping(dump, task, write_model) as tell:
-                ended = search(task, asked, tell)
+                if any(unlike.values()):
+                    ended = search_unequal(sharing, asked, tell)
+                else:
+                    ended = search(task, asked, tell)
         task, result = ended.task, ended.plan
         table = table_of(named, task.source.module) if compare else {}
         hand = price(task, table) if compare else None

@@ -284,6 +284,11 @@ def _placement(text: str, coords: Coords) -> Placement:
         all(a.size is None or a.size <= LARGEST for d in found.dims for a in atoms(d)),
         f"'{text:.60}': too large a size",
     )
+    for atom in (a for d in found.dims for a in atoms(d) if a.shares):
+        ranks = coords[atom.mesh or ""][1]
+        _need(
+            len(atom.shares) == ranks, f"'{text:.60}': {len(atom.shares)} shares of {ranks} ranks"
+        )
     _need(sum(map(pieces, found.dims)) <= MOST_PIECES, f"'{text:.60}': too finely split")
     for dim in found.dims:
         _split(dim, coords, text)

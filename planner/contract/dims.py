@@ -1,13 +1,14 @@
 """A tensor dimension as a small tree: atoms, products of dims, concatenations of dims.
 
 An atom of size n over p ranks is sharded as evenly as whole numbers allow: the first n mod p ranks
-hold one more than the others.
+hold one more than the others. An atom with shares says how many indices each rank holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import prod
 
 from shardwright.errors import PlanError
@@ -26,17 +27,43 @@ def shard_range(size: int, rank: int, ranks: int) -> Range:
     return start, start + share + (rank < more)
 
 
+def apportioned(size: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of `size` indices each rank holds, in the ratio of weights.
+
+    No rank holds one more or one less than its exact share. Ranks before it hold what these hold.
+    """
+    ends = [(2 * size * w + sum(weights)) // (2 * sum(weights)) for w in accumulate(weights)]
+    return tuple(b - a for a, b in pairwise((0, *ends)))
+
+
 @dataclass(frozen=True)
 class Atom:
-    """One axis. `size` is None if known only at run time; `mesh` is the mesh dim that splits it."""
+    """One axis.
+
+    Attributes:
+        size: Its indices; None if known only at run time.
+        mesh: The mesh dim that splits it.
+        shares: How many indices each rank of the mesh dim holds, if it does not split evenly.
+    """
 
     size: int | None
     mesh: str | None = None
+    shares: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return ("?" if self.size is None else str(self.size)) + (
-            f"@{self.mesh}" if self.mesh else ""
-        )
+        size = "?" if self.size is None else str(self.size)
+        return size + (f"@{self.mesh}" if self.mesh else "") + "".join(f":{n}" for n in self.shares)
+
+    def held(self, coords: Coords) -> Range:
+        """Return the indices that a rank holds of an axis whose size is known."""
+        assert self.size is not None, "an axis of a size that is known at run time"
+        if self.mesh is None:
+            return 0, self.size
+        rank, ranks = coords[self.mesh]
+        if not self.shares:
+            return shard_range(self.size, rank, ranks)
+        start = sum(self.shares[:rank])
+        return start, start + self.shares[rank]
 
 
 @dataclass(frozen=True)
@@ -91,9 +118,9 @@ def is_split(dim: Dim) -> bool:
 def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
     """Return the size of `dim`, or of this rank's part with `coords`; None if it contains a `?`."""
     if isinstance(dim, Atom):
-        if dim.size is None or dim.mesh is None or coords is None:
+        if dim.size is None or coords is None:
             return dim.size
-        start, stop = shard_range(dim.size, *coords[dim.mesh])
+        start, stop = dim.held(coords)
         return stop - start
     sizes = [dim_size(part, coords) for part in parts_of(dim)]
     if None in sizes:
@@ -195,24 +222,20 @@ def pieces(dim: Dim) -> int:
 
 def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
     """Return the indices of `dim` that a rank holds, as merged ranges in the rank's order."""
-
-    def held(atom: Atom, size: int) -> list[Range]:
-        return [shard_range(size, *coords[atom.mesh]) if atom.mesh else (0, size)]
-
-    return _ranges(dim, held)
+    return _ranges(dim, lambda atom: [atom.held(coords)])
 
 
 def uncovered_ranges(dim: Dim, mesh: str) -> list[Range]:
     """Return the indices of `dim` that every rank of mesh dim `mesh` holds."""
-    return _ranges(dim, lambda atom, size: [] if atom.mesh == mesh else [(0, size)])
+    return _ranges(dim, lambda atom: [] if atom.mesh == mesh else [(0, atom.size or 0)])
 
 
-def _ranges(dim: Dim, of_atom: Callable[[Atom, int], list[Range]]) -> list[Range]:
+def _ranges(dim: Dim, of_atom: Callable[[Atom], list[Range]]) -> list[Range]:
     """Return merged ranges of indices of `dim`, given the ranges of its atoms."""
     size = dim_size(dim)
     assert size is not None, f"resolve() the run-time size of '{dim}' first"
     if isinstance(dim, Atom):
-        return merged(of_atom(dim, size))
+        return merged(of_atom(dim))
     out: list[Range] = []
     if isinstance(dim, Concat):
         offset = 0

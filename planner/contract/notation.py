@@ -13,7 +13,7 @@ dimension; a *placement* adds the sums that are pending over mesh dims:
 In a placement with both shards and `grad-partial`, the flag refers to the parts of the tensor
 that no shard covers (for example the k and v of a multi-query projection).
 An atom of size n over p ranks is split as evenly as whole numbers allow: the first n mod p ranks
-hold one more than the others.
+hold one more than the others. `8@tp:4:2:2` says what each rank holds instead.
 
 A mesh dim may be a product of sub-axes, `tp.0` being the major one; `tp` means all of them:
 
@@ -58,7 +58,7 @@ class _Parser:
     """Recursive descent over `sum := product (+ product)*`, `product := factor (* factor)*`."""
 
     def __init__(self, part: str, text: str) -> None:
-        self.tokens = re.findall(r"[0-9]+|\?|@[A-Za-z0-9_.]+|[()*+]|\S", part)
+        self.tokens = re.findall(r"[0-9]+|\?|@[A-Za-z0-9_.]+|[()*+]|(?::[0-9]{1,18})+|\S", part)
         self.at, self.depth, self.text = 0, 0, text
 
     def fail(self) -> PlanError:
@@ -111,4 +111,8 @@ class _Parser:
         mesh = self.take()[1:] if self.next.startswith("@") else None
         if mesh == "":
             raise self.fail()
-        return Atom(None if token == "?" else int(token), mesh)
+        listed = self.take()[1:].split(":") if self.next[:1] == ":" != self.next else ()
+        shares = tuple(map(int, listed))
+        if shares and (mesh is None or token == "?" or sum(shares) != int(token)):
+            raise self.fail()
+        return Atom(None if token == "?" else int(token), mesh, shares)

@@ -19,6 +19,7 @@ Draws = Literal["", "training", "always"]
 
 Count = Annotated[int, Field(ge=0)]
 Asked = Annotated[int, Field(ge=1, le=LARGEST)]
+Speed = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
@@ -57,7 +58,9 @@ class Quantized(Part):
 class Workload(SparsePart):
     """What the plan was priced for."""
 
-    optional = frozenset({"dp", "quantized", "gpus_per_host", "spread", "imbalance"})
+    optional = frozenset(
+        {"dp", "quantized", "gpus_per_host", "spread", "imbalance", "shares", "speeds", "memories"}
+    )
 
     batch: Asked
     seq: Asked
@@ -81,6 +84,19 @@ class Workload(SparsePart):
         description="tokens of the rank of `ep` with the most, in shares of the average; left out "
         "if 1",
     )
+    shares: list[Asked] = Field(
+        default=[],
+        description="parts of sharded axes that the ranks of `tp` hold, in this ratio; left out if "
+        "they are equal",
+    )
+    speeds: list[Speed] = Field(
+        default=[],
+        description="how fast the ranks of `tp` are, in shares of the device; left out if all are",
+    )
+    memories: list[Count] = Field(
+        default=[],
+        description="bytes that the ranks of `tp` may hold; left out if all may hold the same",
+    )
     sequence_parallel: bool = Field(
         default=False, description="hidden states between blocks are sharded along the sequence"
     )
@@ -103,6 +119,23 @@ class Workload(SparsePart):
         default=None,
         description="ranks on one host, innermost mesh dims first; left out if all are on one",
     )
+
+    @property
+    def slowest(self) -> int | None:
+        """The rank of tp that takes longest with its part; None if all ranks are alike."""
+        ranks = range(max(len(self.shares), len(self.speeds)))
+        parts, speeds = self.shares or [1] * len(ranks), self.speeds or [1.0] * len(ranks)
+        return max(ranks, key=lambda r: (parts[r] / speeds[r], 1 / speeds[r]), default=None)
+
+    @property
+    def speed(self) -> float:
+        """The speed of that rank, in shares of the device."""
+        return self.speeds[self.slowest or 0] if self.speeds else 1
+
+    @property
+    def tightest(self) -> int | None:
+        """The rank of tp that may hold least; None if all may hold the same."""
+        return self.memories.index(min(self.memories)) if self.memories else None
 
 
 class Objective(Part):
@@ -154,12 +187,17 @@ class CollectiveCount(SparsePart):
     hosts: Count = Field(default=1, description="hosts that their ranks are on; left out for one")
 
 
-class Prediction(Part):
+class Prediction(SparsePart):
     """What the plan should cost, per rank."""
+
+    optional = frozenset({"memory_by_rank"})
 
     parameter_bytes: list[Count] = Field(description="parameters and buffers of each rank")
     unsharded_bytes: Count = Field(description="the same for the unsplit model")
     memory: Memory | None = None
+    memory_by_rank: list[Count] = Field(
+        default=[], description="bytes that each rank of `tp` holds; left out if all hold the same"
+    )
     time_ns: Count = Field(description="of the whole workload")
     phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
     collectives: list[CollectiveCount] = []

@@ -51,12 +51,19 @@ class Costs:
         self.graph, self.axes, self.states, self.workload = graph, axes, states, workload
         self.caches, self.gathered = caches, gathered
         on = device(workload.device)
-        self.sizes = TensorSizes(graph, axes, states.sub, workload, keys)
+        self.sizes = TensorSizes(graph, axes, states.sub, workload, keys, workload.slowest)
         self.redistributions = RedistributionCosts(graph, states, self.sizes, workload, on)
         self.ops = OpCosts(graph, self.sizes, on)
         self.passes = self.sizes.passes
 
     @cached_property
     def holdings(self) -> Holdings:
-        """The bytes held of each tensor."""
-        return Holdings(self.graph, self.sizes, self.workload, self.caches)
+        """The bytes held of each tensor on the rank that has least room."""
+        return self.held_by(self.workload.tightest)
+
+    def held_by(self, rank: int | None) -> Holdings:
+        """Return the bytes held of each tensor on a rank of tp; None is the one that holds most."""
+        at = self.sizes
+        if rank != at.rank:
+            at = TensorSizes(self.graph, self.axes, at.sub, self.workload, at.keys, rank)
+        return Holdings(self.graph, at, self.workload, self.caches)

@@ -25,9 +25,12 @@ Assignment = Mapping[str, State]
 
 
 def memory(
-    costs: Costs, assignment: Assignment, short: tuple[Costs, Assignment] | None = None
+    costs: Costs,
+    assignment: Assignment,
+    short: tuple[Costs, Assignment] | None = None,
+    rank: int | None = None,
 ) -> Memory:
-    """Return the memory of the fullest rank under a plan, item by item.
+    """Return the memory of a rank under a plan, item by item.
 
     Args:
         costs: Prices of the unfolded graph.
@@ -36,16 +39,17 @@ def memory(
             reads only from the block before it, or from parts of the model outside the row, so the
             peak of activations is the same there. It is not used for training: the activations
             that autograd keeps add up over all blocks.
+        rank: The rank of tp; by default the one that has least room.
     """
-    held = costs.holdings
+    held = costs.holdings if rank is None else costs.held_by(rank)
     training = [held.training(n, assignment[n]) for n in held.stored]
     at = (costs, assignment) if held.trains or short is None else short
     return Memory(
-        parameters=sum(costs.sizes.at_rest(n, assignment[n]) for n in held.stored),
+        parameters=sum(held.sizes.at_rest(n, assignment[n]) for n in held.stored),
         gradients=sum(gradient for gradient, _ in training),
         optimizer=sum(state for _, state in training),
-        cache=sum(costs.sizes.bytes(n, assignment[n], held.full) for n in held.cached),
-        activations=max(peak(*at, run) for run in costs.passes),
+        cache=sum(held.sizes.bytes(n, assignment[n], held.full) for n in held.cached),
+        activations=max(peak(*at, run, rank) for run in costs.passes),
     )
 
 
@@ -58,27 +62,28 @@ def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
             yield source, target
 
 
-def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
-    """Return the most bytes of activations at one time in a pass.
+def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = None) -> int:
+    """Return the most bytes of activations at one time in a pass, on a rank as for `memory`.
 
     Activations that are saved for the backward pass stay to the end.
     """
+    sizes = (costs.holdings if rank is None else costs.held_by(rank)).sizes
     base = storages(costs.graph, passed(costs, assignment))
     size = {
-        name: costs.sizes.bytes_at(op, i, assignment[name], run)
+        name: sizes.bytes_at(op, i, assignment[name], run)
         for op in costs.graph.ops
         for i, name in enumerate(op.outputs, len(op.inputs))
         if base[name] == name
     }
     change = [0] * (len(costs.graph.ops) + 2)
     for root, (first, last) in lives(costs, base, run).items():
-        n = size.get(root) or costs.sizes.bytes(root, assignment[root], run)
+        n = size.get(root) or sizes.bytes(root, assignment[root], run)
         change[first] += n
         change[last + 1] -= n
     for at, op in enumerate(costs.graph.ops):  # numbers of a quantized weight, while it is used
         for i, name in enumerate(op.inputs):
             if costs.graph.tensors[name].bits is not None and not is_view(op.call):
-                size_of_numbers = costs.sizes.bytes_at(op, i, assignment[name], run)
+                size_of_numbers = sizes.bytes_at(op, i, assignment[name], run)
                 change[at] += size_of_numbers
                 change[at + 1] -= size_of_numbers
     return max(accumulate(change, initial=0))

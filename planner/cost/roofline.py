@@ -27,6 +27,7 @@ class OpCosts:
 
     def __init__(self, graph: Graph, sizes: TensorSizes, device: Device) -> None:
         self.graph, self.sizes, self.device = graph, sizes, device
+        self.speed = sizes.workload.speed
 
     @cached_property
     def of_experts(self) -> frozenset[str]:
@@ -51,7 +52,8 @@ class OpCosts:
             most = self.sizes.workload.imbalance
             flops, traffic = int(flops * most), int(traffic * most)
         dtype = dtype_name(op.call.result_dtypes[0])
-        return self.device.compute(factor * flops, factor * traffic, dtype, factor)
+        time = self.device.compute(factor * flops, factor * traffic, dtype, factor)
+        return time if self.speed == 1 else int(time / self.speed)
 
     def traffic(self, op: Op, strategy: Strategy, run: Pass) -> int:
         """Return the bytes that `op` reads and writes."""

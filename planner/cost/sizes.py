@@ -26,12 +26,19 @@ class TensorSizes:
         sub: The mesh as sub-axes.
         workload: The workload.
         keys: The dims that count keys of attention, and the tensors in the KV cache, if known.
+        rank: The rank of tp whose parts are measured; by default the one that holds most.
     """
 
     def __init__(
-        self, graph: Graph, axes: Axes, sub: SubAxes, workload: Workload, keys: Keys | None = None
+        self,
+        graph: Graph,
+        axes: Axes,
+        sub: SubAxes,
+        workload: Workload,
+        keys: Keys | None = None,
+        rank: int | None = None,
     ) -> None:
-        self.graph, self.axes, self.sub = graph, axes, sub
+        self.graph, self.axes, self.sub, self.rank = graph, axes, sub, rank
         self.workload, self.passes = workload, passes(workload)
         self._given_keys = keys
         self._counts: dict[int, bool] = {}
@@ -77,7 +84,7 @@ class TensorSizes:
         return self._given_keys or find_keys(self.graph, self.axes, self.counts_tokens)
 
     def length(self, dim: Dim, cut: Cut, run: Pass, keys: bool) -> int:
-        """Return the length of `dim` in a pass on the rank that holds most, with `cut` sharded.
+        """Return the length of `dim` on the rank in a pass, with `cut` sharded.
 
         With `keys` the dim counts all tokens that attention attends to, not only the new ones.
         """
@@ -91,8 +98,10 @@ class TensorSizes:
         else:
             parts = [self.length(c, cut, run, keys) for c in dim.children]
             return prod(parts) if dim.kind == "product" else sum(parts)
-        ways = next((self.sub.size(m) for a, m in cut if a == dim.id), 1)
-        return -(-size // ways)
+        mask = next((m for a, m in cut if a == dim.id), 0)
+        if dim.id in self.run_time:  # ranks share tokens evenly
+            return -(-size // self.sub.size(mask))
+        return self.sub.part(size, mask, self.rank) if mask else size
 
     def bytes(
         self, name: str, state: State, run: Pass | None = None, keys: frozenset[int] | None = None

@@ -105,7 +105,10 @@ class Layouts:
         if open_sizes and dim.id in self.run_time:
             return layout.Atom(None, self._mesh(dim, cut))
         if dim.kind == ATOM:
-            return layout.Atom(dim.size, self._mesh(dim, cut))
+            mask = next((m for a, m in cut if a == dim.id), 0)
+            even = dim.id in self.run_time
+            shares = () if even else self.states.sub.shares(dim.size, mask)
+            return layout.Atom(dim.size, self._mesh(dim, cut), shares)
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
         return layout.Product(children) if dim.kind == PRODUCT else layout.Concat(children)
 

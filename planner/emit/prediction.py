@@ -18,13 +18,20 @@ FLAG_BYTES = 4
 """Bytes of the flag that says whether a copy of the model has a gradient of a parameter."""
 
 
-def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coords]) -> Prediction:
+def prediction(
+    layouts: Layouts,
+    bill: Bill,
+    memory: Memory,
+    memory_by_rank: Sequence[int],
+    ranks: Sequence[Coords],
+) -> Prediction:
     """Return the predicted cost of a plan per rank.
 
     Args:
         layouts: Layouts of the folded graph.
         bill: The bill of the unfolded graph.
-        memory: The memory of the fullest rank.
+        memory: The memory of the rank that has least room.
+        memory_by_rank: The bytes of each rank of tp, if they differ.
         ranks: Coordinates of each rank.
     """
     sizes = {held(at): rank_bytes(layouts, at) for at in {held(r): r for r in ranks}.values()}
@@ -33,6 +40,7 @@ def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coo
         parameter_bytes=[sizes[held(at)] for at in ranks],
         unsharded_bytes=rank_bytes(layouts, None),
         memory=memory,
+        memory_by_rank=[*memory_by_rank],
         time_ns=first.price.time,
         phase_ns=first.times,
         collectives=count(first),

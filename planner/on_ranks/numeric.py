@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError, UsageError
-from shardwright.planner.api import as_planned
-from shardwright.planner.api import plan as make_plan
+from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
+from shardwright.planner.search.ladder import run as search_plan
+from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.runs.example_calls import text_inputs
 from shardwright.runtime.model.build import as_dtype, building
@@ -89,8 +90,8 @@ def compare(
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
         model = cut(model, layers)
-        how = {**as_planned(plan), **given, "objective": plan.objective.name}
-        plan = make_plan(model, **how, trust_remote_code=trust_remote_code, **hub)
+        how = {**as_planned(plan), **given, "trust_remote_code": trust_remote_code, **hub}
+        plan = search_plan(prepare(model, **how), SolverOptions(objective=plan.objective.name))
     answers = run_processes(
         plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {}),
         Hub(**hub),

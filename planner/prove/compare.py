@@ -50,7 +50,8 @@ def expected_keys(
     """
     unfolded, bill = there.layouts, there.bill
     whole = {u.stored: True for u in unfolded.graph.uses}
-    found = prediction(layouts, bill, there.memory, task.ranks(layouts.states))
+    held = there.memory, there.memory_by_rank
+    found = prediction(layouts, bill, *held, task.ranks(layouts.states))
     return {
         "model": {
             "architecture": task.source.architecture,

@@ -141,7 +141,8 @@ class Prover:
     def _task(self, plan: Plan) -> Task:
         """Return the task of the model for the plan's workload and mesh; traces are reused."""
         load = plan.workload
-        how = (load.dtype, load.sequence_parallel, plan.mesh.get(CP, 1) > 1, *plan.pins.items())
+        dims = plan.mesh.get(CP, 1) > 1, load.spread > 1
+        how = (load.dtype, load.sequence_parallel, *dims, *plan.pins.items())
         traced = self._traced.get(how, lambda: prepare(self.model, **self.how, **as_planned(plan)))
         if load.dtype != traced.workload.dtype:
             raise PlanError(

@@ -69,6 +69,8 @@ def _summary(plan: Plan) -> RenderableType:
     held = memory_of(plan)
     if held.total > held.parameters:
         found.append(("in use", f"{human_bytes(held.total)}: {memory_in_words(held)}"))
+    if predicted.memory_by_rank:
+        found.append(("by rank", _by_rank(plan)))
     if text := misfit(plan):
         limit = human_bytes(memory_limit(plan) or 0)
         found.append(("", Text(f"DOES NOT FIT the {limit} of a rank", style="bold red")))
@@ -95,6 +97,13 @@ def _summary(plan: Plan) -> RenderableType:
     for what, value in found:
         grid.add_row(f"  {what}", Text(value) if isinstance(value, str) else value)
     return Group(title, grid)
+
+
+def _by_rank(plan: Plan) -> str:
+    """Return what each rank of tp holds, of what it may."""
+    held, limits = plan.predicted.memory_by_rank, plan.workload.memories
+    of = [f" of {human_bytes(limit)}" for limit in limits] or [""] * len(held)
+    return ", ".join(f"{human_bytes(n)}{most}" for n, most in zip(held, of, strict=True))
 
 
 def _traffic(plan: Plan, phase: str) -> str:

@@ -96,8 +96,10 @@ def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> lis
 
 
 def corners(task: Task, layouts: Layouts) -> list[Coords]:
-    """Return the mesh coordinates of the ranks of a dry run: the first and the last."""
+    """Return the coordinates of the ranks of a dry run: first and last; all if parts differ."""
     ranks = _without_ep(task.ranks(layouts.states))
+    if task.sub.weights:
+        return ranks[: task.tp]
     return [ranks[0], ranks[-1]] if task.tp * task.cp > 1 else ranks[:1]
 
 

@@ -143,7 +143,8 @@ def priced(task: Task, layouts: Layouts, costs: Costs) -> Prediction:
 
 
 def _predicted(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
-    return prediction(layouts, there.bill, there.memory, task.ranks(layouts.states))
+    held = there.memory, there.memory_by_rank
+    return prediction(layouts, there.bill, *held, task.ranks(layouts.states))
 
 
 def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solution:

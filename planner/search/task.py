@@ -70,7 +70,9 @@ class Task:
     @cached_property
     def sub(self) -> SubAxes:
         """The sub-axes of the mesh that tensors may be sharded over."""
-        return find_sub_axes(self.graph, self.axes, self.tp, cp=self.cp)
+        return find_sub_axes(
+            self.graph, self.axes, self.tp, cp=self.cp, weights=self.workload.shares
+        )
 
     @property
     def graph(self) -> Graph:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.blocks.fold import Folding
@@ -84,21 +84,34 @@ class TracedModel:
     _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
     _spread: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
 
-    def on(self, mesh: Mapping[str, int], dp: DataParallel, gpus_per_host: int | None) -> Task:
+    def on(
+        self,
+        mesh: Mapping[str, int],
+        dp: DataParallel,
+        gpus_per_host: int | None,
+        shares: Sequence[int] | None = None,
+    ) -> Task:
         """Return the task of planning the model on a mesh.
 
         Args:
             mesh: Mesh dims and their ranks.
             dp: What copies of the model do.
             gpus_per_host: Ranks on one host; None if all are on one.
+            shares: Parts of the ranks of tp; by default those of the workload.
 
         Raises:
             ModelError: the model cannot be traced.
             InfeasibleError: sequences are to be sharded, and there are none between its blocks.
         """
-        here = {"replicas": replicas(mesh), "dp": dp, "gpus_per_host": gpus_per_host}
+        here: dict[str, Any] = {
+            "replicas": replicas(mesh),
+            "dp": dp,
+            "gpus_per_host": gpus_per_host,
+        }
         here["spread"] = mesh.get(EP, 1)
         here["sequence_parallel"] = bool(self.sequence_parallel)
+        if shares is not None:
+            here["shares"] = [*shares]
         workload = self.workload.model_copy(update=here)
         # whether there are ranks and tokens to split
         several = mesh[TP] > 1 == mesh.get(CP, 1) and workload.phases.keys() != {"decode"}

@@ -37,8 +37,17 @@ class UnfoldedSolution:
     @cached_property
     def memory(self) -> Memory:
         """The bytes that a rank holds in the first run."""
+        return self._memory(None)
+
+    @property
+    def memory_by_rank(self) -> list[int]:
+        """The same for each rank of tp; empty if all hold as much."""
+        ranks = range(len(self.layouts.states.sub.weights))
+        return [self._memory(rank).total for rank in ranks]
+
+    def _memory(self, rank: int | None) -> Memory:
         first, passing = self.bill.first_run, self.short[1].first_run
-        return memory(first.costs, first.assignment, (passing.costs, passing.assignment))
+        return memory(first.costs, first.assignment, (passing.costs, passing.assignment), rank)
 
 
 def unfolded(task: Task, layouts: Layouts, folded: Costs) -> UnfoldedSolution:

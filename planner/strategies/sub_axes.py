@@ -11,11 +11,12 @@ of `tp`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
+from shardwright.planner.contract.dims import apportioned
 from shardwright.planner.contract.mesh import CP, MOST_SUB_AXES, sub_name
 from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
@@ -26,11 +27,15 @@ TOLERATED = 1.1
 
 @dataclass(frozen=True)
 class SubAxes:
-    """The mesh dim `name` as a product of sub-axes of these sizes, major first; and `cp`."""
+    """The mesh dim `name` as a product of sub-axes of these sizes, major first; and `cp`.
+
+    With `weights` its ranks hold parts of axes in that ratio, and it has no sub-axes.
+    """
 
     name: str
     sizes: tuple[int, ...]
     cp: int = 1
+    weights: tuple[int, ...] = ()
 
     @cached_property
     def full(self) -> int:
@@ -66,6 +71,20 @@ class SubAxes:
         sizes = (*self.sizes, self.cp)
         return prod(n for n, bit in zip(sizes, self.bits, strict=False) if mask & bit)
 
+    def shares(self, size: int, mask: int) -> tuple[int, ...]:
+        """Return what each rank holds of an axis over `mask`; empty if all hold the same."""
+        return apportioned(size, self.weights) if self.weights and mask == self.full else ()
+
+    def part(self, size: int, mask: int, rank: int | None = None) -> int:
+        """Return what a rank of the mesh dim holds of an axis over `mask`; None is the most."""
+        if not (shares := self.shares(size, mask)):
+            return -(-size // self.size(mask))
+        return max(shares) if rank is None else shares[rank]
+
+    def reaches_all(self, size: int) -> bool:
+        """Return whether each rank of the mesh dim holds some of an axis over it."""
+        return size >= self.ranks and 0 not in self.shares(size, self.full)
+
     def text(self, mask: int) -> str:
         """Return the name of `mask` in layouts: `tp` for the full mesh dim, `tp.0`, `cp`."""
         if self.along and mask == self.along:
@@ -95,13 +114,22 @@ def uneven(size: int, ranks: int) -> bool:
     return -(-size // ranks) * ranks > TOLERATED * size
 
 
-def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp", cp: int = 1) -> SubAxes:
+def find_sub_axes(
+    graph: Graph,
+    axes: Axes,
+    ranks: int,
+    name: str = "tp",
+    cp: int = 1,
+    weights: Sequence[int] = (),
+) -> SubAxes:
     """Return the sub-axes that the axes of the parameters need, with `cp`.
 
     An axis needs a sub-axis if it is like heads: outermost in a product, too short or too uneven
     for all ranks, and with a common factor with the number of ranks. Of factors that do not divide
-    each other, the one that more parameters need is taken.
+    each other, the one that more parameters need is taken. With `weights` there are none.
     """
+    if weights:
+        return SubAxes(name, (ranks,), cp, tuple(weights))
     asked: dict[int, int] = {}
     for atom in _leading(graph, axes):
         share = gcd(atom.size, ranks)
@@ -125,10 +153,10 @@ def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
     sharded over that, and the axes right inside it over the rest of the mesh dim.
     """
     whole = [sub.full] if sub.full else []
-    out = {a.id: whole[:] if a.size >= sub.ranks else [] for a in _stored(graph, axes)}
+    out = {a.id: whole[:] if sub.reaches_all(a.size) else [] for a in _stored(graph, axes)}
     rests: dict[int, int] = {}
     for atom in _leading(graph, axes):
-        part = sub.prefix(gcd(atom.size, sub.ranks))
+        part = 0 if sub.weights else sub.prefix(gcd(atom.size, sub.ranks))
         if part and uneven(atom.size, sub.ranks):
             rests[atom.id] = sub.full & ~part
             out[atom.id] = [*(m for m in out[atom.id] if m == sub.full), part]

@@ -24,8 +24,8 @@ OPTIONS = {
     "--dp --dtype --dump --expert-imbalance --gpus-per-host --help --hosts --html --inputs --json "
     "--local-files-only --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
-    "--ranks --revision --seq --sequence-parallel --solver --time-limit --tp --tp-plan "
-    "--trust-remote-code --write-model -h -o -q",
+    "--ranks --revision --seq --sequence-parallel --solver --speeds --time-limit --tp "
+    "--tp-plan --trust-remote-code --write-model -h -o -q",
     "doctor": "--cache-dir --device --help --inputs --json --local-files-only --revision --tp "
     "--trust-remote-code -h",
     "show": "--help --html --inputs --json --model --trust-remote-code -h",

@@ -139,6 +139,11 @@ def ranks_to_run(plan: Plan) -> int:
             "the plan has copies of the model: plan with tp alone, and ask the other runtime "
             "for copies"
         )
+    if plan.workload.shares:
+        raise UsageError(
+            "the plan gives ranks parts of different sizes, and other runtimes share out evenly: "
+            "plan without speeds and with one memory for all ranks, or use shardwright.load"
+        )
     return plan.mesh["tp"] if plan.mesh["tp"] <= 4 else 2
 
 

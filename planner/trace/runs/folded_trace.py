@@ -177,7 +177,9 @@ def trace_folded(
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
             except ModelError:
-                culprits = frozenset()  # the code needs all blocks, or the model cannot be traced at all
+                culprits = (
+                    frozenset()
+                )  # the code needs all blocks, or the model cannot be traced at all
                 break
         if not culprits:
             break
