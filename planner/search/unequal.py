@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import gcd
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.contract.plan_file import Plan
@@ -21,8 +20,8 @@ from shardwright.planner.units import human_bytes
 
 TRIES = 4
 """How often parts are changed because a rank holds too much: rounding moves a unit or two."""
-STEPS = 10_000
-"""What the parts that are computed from bytes add up to, about."""
+CLOSE, STEPS = 1e-4, 1000
+"""How far a ratio of whole numbers may be off, and the largest that the least of them becomes."""
 
 Sharing = Callable[[Sequence[int] | None], Task]
 """Returns the task in which the ranks of tp hold parts in a ratio; empty if these are equal.
@@ -72,9 +71,12 @@ def _ratio(values: Sequence[float]) -> tuple[int, ...]:
     """Return small whole numbers in about the ratio of some values; empty if these are equal."""
     if len({*values}) < 2:
         return ()
-    numbers = [max(1, round(value * STEPS / sum(values))) for value in values]
-    common = gcd(*numbers)
-    return tuple(n // common for n in numbers)
+    exact = [value / min(values) for value in values]
+    for least in range(1, STEPS + 1):
+        numbers = tuple(round(value * least) for value in exact)
+        if all(abs(n / least / v - 1) <= CLOSE for n, v in zip(numbers, exact, strict=True)):
+            break
+    return numbers
 
 
 def _over(found: SearchState, limits: Sequence[int]) -> dict[int, int]:
