@@ -85,7 +85,7 @@ def compared(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     if rank == 0:
         try:
             example = zoo.example(name, config, kind, dtype)
-            plan = planning.plan(model, tp=tp, kwargs=example, continuous_batching=True)
+            plan = planning.proven(model, tp=tp, kwargs=example, continuous_batching=True)
             box = [plan.to_json()]
         except ShardwrightError as error:
             box = [error]

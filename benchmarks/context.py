@@ -59,7 +59,7 @@ def row(name: str, cp: int, tp: int, file: Path) -> None:
     uncast()
     whole, mesh = case("causal", name), {"cp": cp, "tp": tp}
     load: dict[str, Any] = {"batch": BATCH, "seq": PRICED, "phase": "train"}
-    plan = planning.plan(whole.model, mesh=mesh, kwargs=whole.example, **load)
+    plan = planning.proven(whole.model, mesh=mesh, kwargs=whole.example, **load)
     sizes = {"batch": BATCH, "seq": SEQ, "dtype": whole.dtype}
     long = zoo.inputs(name, whole.model.config, **sizes)
     expected = replace(whole.expected, decode=None)  # no cache is used

@@ -80,7 +80,7 @@ def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], floa
     copies = prod(dims[name] for name in batch_dims(dims))
     ids = torch.randint(3, 100, (ROWS * copies, TOKENS), generator=torch.Generator().manual_seed(0))
     dtype, whole, want = _unsplit(model, ids)
-    plan = planning.plan(model.to(dtype), mesh=dims, phase="train", batch=ROWS * copies)
+    plan = planning.proven(model.to(dtype), mesh=dims, phase="train", batch=ROWS * copies)
     gradients = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
 
     def work(at: Mesh) -> dict[str, float]:

@@ -107,7 +107,7 @@ def _planned(plans: Path | None, kind: str, name: str, config: Any, model: Any, 
         if found.world_size != tp:
             raise UsageError(f"{kept} is for {found.world_size} ranks: keep others elsewhere")
         return found
-    plan = planning.plan(model, tp=tp, kwargs=zoo.example(name, config, kind))
+    plan = planning.proven(model, tp=tp, kwargs=zoo.example(name, config, kind))
     if kept:
         write_atomically(kept, plan.to_json())
     return plan

@@ -85,7 +85,7 @@ def planned(made: bool, tp: int, cls: str, kind: str, rank: int, ranks: int, mes
             shapes = {n: list(v.shape) for n, v in inputs.items() if isinstance(v, torch.Tensor)}
             row |= {"verdict": "made", "inputs": shapes}
         else:
-            plan = planning.plan(config, tp)
+            plan = planning.proven(config, tp)
             held, whole = plan.predicted.parameter_bytes[0], plan.predicted.unsharded_bytes
             row |= {"verdict": "planned", "share": round(held / whole, 3)}
     except ShardwrightError as error:

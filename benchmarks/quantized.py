@@ -119,7 +119,7 @@ def _verdict(
     experts: Row,
 ) -> Row:
     try:
-        plan = planning.plan(whole, tp=tp, kwargs=example)
+        plan = planning.proven(whole, tp=tp, kwargs=example)
 
         def run(mesh: Mesh) -> Row:
             how: Any = experts
@@ -144,7 +144,7 @@ def _refuses_dense(whole: Any, example: Any, inputs: Row, tp: int) -> bool:
     dense = copy.deepcopy(whole)
     del dense.config.quantization_config
     try:
-        plan = planning.plan(dense, tp=tp, kwargs=example)
+        plan = planning.proven(dense, tp=tp, kwargs=example)
         run_ranks(
             tp, lambda mesh: _outcome(shardwright.apply(copy.deepcopy(dense), plan, mesh), inputs)
         )

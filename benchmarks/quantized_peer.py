@@ -79,7 +79,7 @@ def _theirs(directory: str, tp: int, mesh: Mesh) -> Any:
 
 
 def _ours(directory: str, tp: int, mesh: Mesh) -> Any:
-    plan = planning.plan(Path(directory), tp=tp)
+    plan = planning.proven(Path(directory), tp=tp)
     return shardwright.load(directory, plan, mesh=mesh.device_mesh, dtype=torch.float32)
 
 

@@ -136,7 +136,7 @@ def compared(name: str) -> Row:
         if "error" not in one:
             row["vllm on 2"] = _verdict(run(folder, 2), one)
         try:
-            plan = planning.plan(folder, tp=2, phase="decode", trust_remote_code=True)
+            plan = planning.proven(folder, tp=2, phase="decode", trust_remote_code=True)
             plan.save(file)
             ours = run(folder, 2, file)
         except shardwright.ShardwrightError as error:

@@ -109,7 +109,7 @@ def compared(name: str, tp: int) -> Row:
         return row | {"verdict": "not run whole", "why": repr(error)[:200]}
     try:
         example = zoo.example(name, config, "causal", torch.float64)
-        plan = planning.plan(model, tp=tp, kwargs=example)
+        plan = planning.proven(model, tp=tp, kwargs=example)
 
         def work(mesh: Mesh) -> list[list[int]]:
             split = shardwright.apply(copy.deepcopy(model), plan, mesh)

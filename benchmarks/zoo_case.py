@@ -105,7 +105,7 @@ def compared(
     box: list[Any] = [None]
     if rank == 0:
         try:
-            box = [planning.plan(model, tp=tp, kwargs=whole.example).to_json()]
+            box = [planning.proven(model, tp=tp, kwargs=whole.example).to_json()]
         except ShardwrightError as error:
             box = [error]
     dist.broadcast_object_list(box)

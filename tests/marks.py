@@ -27,27 +27,35 @@ def sampled(cases: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
 LONG = tuple(
     """
 architectures/test_context_parallel.py::test_copies_in_fsdp2_train_as_the_whole_model
+architectures/test_context_parallel.py::test_equals_the_whole_model[phi3-1-True]
 architectures/test_decoding.py::test_embeddings_are_proven_where_a_step_takes_one_token_alone
 architectures/test_decoding.py::test_embeddings_are_proven_where_no_cache_is_left
 architectures/test_decoding.py::test_steps_equal_those_of_the_whole_model[bamba-2]
 architectures/test_decoding.py::test_steps_equal_those_of_the_whole_model[mamba2-2]
 architectures/test_decoding.py::test_steps_equal_those_of_the_whole_model[t5-2]
+architectures/test_equal.py::test_equal_in_float64[causal-gemma2]
+architectures/test_equal.py::test_equal_in_float64[causal-gpt_neox]
 architectures/test_equal.py::test_equal_in_float64[causal-olmo2]
+architectures/test_equal.py::test_equal_in_float64[causal-phi3]
 architectures/test_equal.py::test_equal_in_float64[masked-bert]
 architectures/test_equal.py::test_parallel_attention_and_mlp_share_an_all_reduce[cohere]
 architectures/test_experts.py::test_experts_equal_the_whole_model[deepseek_v3]
 architectures/test_foreign.py::test_split_and_equal[diffusers/dit]
 architectures/test_hashed.py
+architectures/test_heads.py::test_equal_in_float64[4 kv heads over 8]
 architectures/test_heads.py::test_equal_in_float64[50257 words over 8]
 architectures/test_mesh.py::test_gradients_are_those_of_the_whole_batch[mesh1-2]
 architectures/test_mesh.py::test_gradients_are_those_of_the_whole_batch[mesh2-4]
 architectures/test_mesh.py::test_gradients_are_those_of_the_whole_batch[mesh3-4]
+architectures/test_predictions.py::test_predictions_are_exact[llama-2]
 architectures/test_predictions.py::test_predictions_are_exact[olmo2-3]
 architectures/test_predictions.py::test_predictions_are_exact[phi3-2]
 architectures/test_predictions.py::test_predictions_are_exact[t5-2]
+architectures/test_provers.py::test_all_solvers_prove_the_same_plan[causal-bloom]
 architectures/test_provers.py::test_all_solvers_prove_the_same_plan[causal-gemma2]
 architectures/test_provers.py::test_all_solvers_prove_the_same_plan[masked-bert]
 architectures/test_provers.py::test_all_solvers_prove_the_same_plan[seq2seq-t5]
+architectures/test_sample.py::test_equals_the_whole_model[causal-mixtral]
 architectures/test_sample.py::test_equals_the_whole_model[causal-qwen3_next]
 architectures/test_sample.py::test_equals_the_whole_model[masked-deberta-v2]
 architectures/test_sequence_parallel.py::test_equals_the_whole_model[gpt2-4]
@@ -109,9 +117,12 @@ end_to_end/test_ranks.py
 end_to_end/test_stock.py::test_fsdp2_clipping_and_distributed_checkpoints
 end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused[masked/bert-3-last_hidden_state]
 end_to_end/test_uses.py::test_equals_the_whole_model_or_is_refused[masked/bert-3-lora_before_splitting]
+end_to_end/test_whole_model.py::test_attention_weights_are_refused[gpt2]
+end_to_end/test_whole_model.py::test_attention_weights_are_refused[gpt_neox]
 end_to_end/test_whole_model.py::test_compiled_equals_eager
 end_to_end/test_whole_model.py::test_decode_steps_are_one_compiled_graph
 end_to_end/test_whole_model.py::test_hidden_states_are_whole[bert]
+end_to_end/test_whole_model.py::test_hidden_states_are_whole[phi3]
 end_to_end/test_without_plan.py::test_dtype_by_name[float16]
 end_to_end/test_without_plan.py::test_dtype_by_name[float32]
 end_to_end/test_without_plan.py::test_dtype_by_name[torch.float64]
@@ -135,24 +146,32 @@ planner/test_alignment.py::test_uneven_experts_keep_rows_of_16_bytes
 planner/test_audit.py::test_right_tables_give_no_alarm[deepseek_v3]
 planner/test_audit.py::test_right_tables_give_no_alarm[phi3]
 planner/test_audit.py::test_what_is_wrong_in_transformers[doge-
+planner/test_block_dedup.py::test_blocks_that_ask_for_their_number_are_not_folded[looks up in a li
 planner/test_chains.py::test_backtracking_proves_a_chain_of_32_layers_at_every_budget
 planner/test_concurrent_plans.py::test_plans_of_several_models_in_threads[modules]
 planner/test_concurrent_plans.py::test_plans_of_several_models_in_threads[text]
 planner/test_concurrent_plans.py::test_plans_of_the_same_module_in_threads
 planner/test_conventions.py::test_a_budget_goes_first
 planner/test_conventions.py::test_a_dense_decoder_is_split_as_by_hand[LlamaForCausalLM-70B-8]
+planner/test_conventions.py::test_a_dense_decoder_is_split_as_by_hand[MistralForCausalLM-tiny-4]
 planner/test_conventions.py::test_a_pin_overrides_it[replicate-None]
 planner/test_conventions.py::test_a_pin_overrides_it[shard:1-1]
+planner/test_conventions.py::test_in_every_phase[decode]
 planner/test_conventions.py::test_slack_is_not_spent_on_attention[Olmo2ForCausalLM]
 planner/test_conventions.py::test_solvers_agree
 planner/test_conventions.py::test_within_a_budget_attention_may_be_whole
 planner/test_data_loops.py::test_other_loops_are_left_whole[KeptByAnother]
 planner/test_data_loops.py::test_other_loops_are_left_whole[OfTokens]
+planner/test_data_masks.py::test_code_may_ask_whether_there_are_any[0-Counts]
+planner/test_data_masks.py::test_code_may_ask_whether_there_are_any[1-CountsTokens]
+planner/test_data_masks.py::test_code_may_ask_whether_there_are_any[1-Elements]
 planner/test_data_numbers.py::test_a_question_with_one_way_on_is_no_branch[Asserts]
 planner/test_determinism.py::test_plans_do_not_hang_on_the_seed_of_hashes_or_on_the_run
 planner/test_dump.py::test_it_is_written_where_there_is_no_plan
 planner/test_few_classes.py::test_a_model_of_transformers[3-False]
+planner/test_flex_attention.py::test_own_modules[Capped]
 planner/test_flex_attention.py::test_own_modules[Layers]
+planner/test_flex_attention.py::test_own_modules[Windowed]
 planner/test_flex_attention.py::test_stock_models[Mistral]
 planner/test_folding.py::test_folded_equals_unfolded[deepseek_v3]
 planner/test_folding.py::test_folded_equals_unfolded[gemma2]
@@ -164,6 +183,7 @@ planner/test_folding.py::test_three_blocks_in_a_row_hold_as_much_as_all[llama]
 planner/test_from_config.py::test_planned_from_a_config_and_equal[no size]
 planner/test_from_config.py::test_planned_from_a_config_and_equal[padded patches]
 planner/test_from_config.py::test_planned_from_a_config_and_equal[tokens of several kinds]
+planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[deepseek
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[longcat_flash
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[olmo2-counts2]
 planner/test_hand_written.py::test_collectives_are_those_that_transformers_makes[phi3-counts1]
@@ -197,7 +217,12 @@ planner/test_objective.py::test_few_key_heads_are_shared_by_ranks
 planner/test_objective.py::test_no_plan_is_past_what_a_rank_may_hold
 planner/test_objective.py::test_provers_agree
 planner/test_off_inputs.py::test_split_as_with_attributes_and_equal[Swin-2]
+planner/test_off_inputs.py::test_split_as_with_attributes_and_equal[ViT-2]
+planner/test_off_inputs.py::test_split_as_with_attributes_and_equal[nanoGPT-2]
+planner/test_padding_folded.py::test_blocks_that_are_read_from_afar_are_not_folded[001001--3]
 planner/test_skips.py::test_blocks_that_code_goes_around[Dropped-3]
+planner/test_skips.py::test_blocks_that_code_goes_around[Flagged-2]
+planner/test_skips.py::test_blocks_that_code_goes_around[Passed-3]
 planner/test_skips.py::test_the_root_itself[ByCounts-3]
 planner/test_skips.py::test_what_more_depends_on_stays_whole
 planner/test_stock_tables.py::test_a_table_is_that_which_people_wrote[mixtral]
@@ -209,14 +234,23 @@ planner/test_toys.py::test_each_component_alone[parallel-0-cpsat]
 planner/test_toys.py::test_each_component_alone[parallel-1-cpsat]
 planner/test_toys.py::test_presolve_loses_no_plan[heads]
 planner/test_training_mode.py::test_text_models_are_proven_in_both[bart]
+planner/test_training_mode.py::test_text_models_are_proven_in_both[mixtral]
 runtime/test_calls_of_a_step.py::test_a_step_takes_few_more_calls_than_unsplit[mixtral]
+runtime/test_calls_of_a_step.py::test_a_step_takes_few_more_calls_than_unsplit[phi3]
 runtime/test_compile.py::test_losses_of_split_logits[<lambda>0]
+runtime/test_compile.py::test_losses_of_split_logits[shifted]
+runtime/test_dtensors.py::test_clipping_takes_the_norm_of_the_whole[llama-2]
+runtime/test_dtensors.py::test_penalties_join_a_loss[llama]
 runtime/test_dtensors.py::test_whole_tensors_are_split_as_parameters_are[gpt2-3]
 runtime/test_fsdp.py::test_gradients_are_those_of_the_unsplit_model[compiled]
 runtime/test_fsdp.py::test_gradients_are_those_of_the_unsplit_model[gradient checkpointing]
+runtime/test_kept_tensors.py::test_what_modules_keep_is_whole_behind_a_call[mixture alone-2]
 runtime/test_llama.py::test_compile
+runtime/test_newcomers.py::test_what_comes_in_computes_with_whole_tensors[gpt2]
+runtime/test_parametrized.py::test_adapters_on_routers_and_experts_train_as_those_of_the_whole[3-Exp
 runtime/test_pickled.py::test_it_comes_back_as_it_was[phi3-twice-sizes2]
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[_as_it_is-False]
+runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[_loaded-False]
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[deepcopy-True]
 runtime/test_settings.py::test_what_was_given_by_name_is_to_be_given_so
 runtime/test_shared_memory.py::test_a_library_of_another_owner_is_not_loaded[a link]

@@ -42,9 +42,10 @@ def test_mutated_quantized_checkpoints() -> None:
         assert tally.counts["refused"] > 5
 
 
-def test_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [10, long(20)])
+def test_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int) -> None:
     monkeypatch.chdir(tmp_path)  # and back, from where the campaign went
-    for kind, tally in commands.campaign(20, 7):
+    for kind, tally in commands.campaign(count, 7):
         assert tally.ok, (kind, tally.cases)
 
 

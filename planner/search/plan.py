@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from importlib.metadata import version
 from inspect import Parameter, signature
 from operator import or_
@@ -108,8 +108,14 @@ def make_plan(
         predicted=predicted(task, solution),
         solver=solution.unproven,
         pins=as_table(task.pins),
-        versions={p: version(p) for p in ("torch", "transformers")},
+        versions=dict(_versions()),
     )
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Return the versions of what traces depend on; to read them takes milliseconds."""
+    return {package: version(package) for package in ("torch", "transformers")}
 
 
 def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:

@@ -71,14 +71,12 @@ def movable(rule: Rule, granule: int = 1) -> Iterable[tuple[str, int]]:
 def is_linear(call: Concrete, other: Tensors, group: Collection[int]) -> bool:
     """Whether the op is linear in these operands; `other` are the second terms of the sums."""
 
-    def run(values: list[Tensors]) -> Tensors:
-        mixed = [
-            sum_of([v[i] for v in values]) if i in group else t for i, t in enumerate(call.tensors)
-        ]
+    def run(values: Tensors) -> Tensors:
+        mixed = [values[i] if i in group else t for i, t in enumerate(call.tensors)]
         return call.run([t.clone() for t in mixed])
 
-    both = run([call.tensors, other])
-    terms = zip(run([call.tensors]), run([other]), strict=True)
+    both = run([sum_of([*pair]) for pair in zip(call.tensors, other, strict=True)])
+    terms = zip(call.results, run(other), strict=True)
     return all(same(a, sum_of([b, c])) for a, (b, c) in zip(both, terms, strict=True))
 
 

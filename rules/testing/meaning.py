@@ -149,6 +149,9 @@ def close(got: torch.Tensor, want: torch.Tensor, call: Concrete) -> None:
     """
     single = any(t.dtype == torch.float32 for t in call.tensors + call.results)
     eps = (1e-4 if single else 1e-12) if has_numbers(want) else 0
+    alike = got.shape == want.shape and got.dtype == want.dtype
+    if alike and torch.allclose(got, want, rtol=eps, atol=eps, equal_nan=True):
+        return  # several times as fast as what follows, which says where they differ
     torch.testing.assert_close(got, want, rtol=eps, atol=eps, equal_nan=True)
 
 

@@ -40,8 +40,8 @@ def add_at(
     total: torch.Tensor, part: torch.Tensor, dims: Dims, sizes: Mapping[str, int], parts: Parts
 ) -> None:
     """Add the shard `part` of a rank to `total`."""
-    held = [indices(expr, sizes, parts) for expr in dims]
-    if held:
+    if any(a in parts for expr in dims for a in letters(expr)):
+        held = [indices(expr, sizes, parts) for expr in dims]
         grid = torch.meshgrid(*held, indexing="ij")
         total.index_put_(grid, part, accumulate=True)
     else:
@@ -51,7 +51,7 @@ def add_at(
 def indices(expr: Expr, sizes: Mapping[str, int], parts: Parts) -> torch.Tensor:
     """Return the indices of a dim that a rank holds."""
     if isinstance(expr, str):
-        return parts.get(expr, torch.arange(expr_size(expr, sizes)))
+        return parts[expr] if expr in parts else torch.arange(expr_size(expr, sizes))
     held, before = torch.zeros(int(isinstance(expr, Product)), dtype=torch.long), 0
     for child in expr.factors if isinstance(expr, Product) else expr.terms:
         inner, n = indices(child, sizes, parts), expr_size(child, sizes)

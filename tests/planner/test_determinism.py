@@ -14,7 +14,7 @@ from tests import planning, zoo
 
 def plan() -> str:
     """A plan for experts."""
-    return planning.plan(zoo.build("mixtral")[1], tp=2).to_json()
+    return planning.proven(zoo.build("mixtral")[1], tp=2).to_json()
 
 
 def test_plans_do_not_hang_on_the_seed_of_hashes_or_on_the_run() -> None:
@@ -43,5 +43,5 @@ def test_plans_do_not_hang_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = set()
     for seed in (0, 1):
         monkeypatch.setattr(minimise, "SEED", seed)
-        found.add(planning.plan(model, tp=2, solver="cpsat").to_json())
+        found.add(planning.proven(model, tp=2).to_json())
     assert len(found) == 1

@@ -31,7 +31,7 @@ class Gated(nn.Module):
 
 def test_everything_that_was_seen_is_written(tmp_path: Path) -> None:
     model = tiny()
-    plan = planning.plan(model, 2, dump=tmp_path)
+    plan = planning.proven(model, 2, dump=tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == FILES | {"plan.json"}
     assert Plan.load(tmp_path / "plan.json") == plan
     text = {p.stem: p.read_text() for p in tmp_path.iterdir()}

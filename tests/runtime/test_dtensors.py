@@ -5,7 +5,7 @@
 import copy
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from transformers import (
 import shardwright
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.tensors.layouts import PlannedShard, placements_of
@@ -61,6 +62,12 @@ def made(model: Any) -> Any:
     for parameter in model.parameters():
         nn.init.normal_(parameter, 0.1, 0.1)
     return model
+
+
+@cache
+def planned(model: Any, tp: int = 2) -> Plan:
+    """The plan of a made model, for all tests of this process."""
+    return planning.plan(made(model), tp=tp)
 
 
 def backward(model: Any) -> None:
@@ -114,7 +121,7 @@ JOINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def test_penalties_join_a_loss(model: Any) -> None:
     """Values, as `item()` gives them, and gradients, of what is plain and of parameters."""
     base = made(model)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(model)
 
     def loss_of(model: Any, join: Any) -> float:
         model.zero_grad()
@@ -292,7 +299,7 @@ def test_whole_tensors_load_and_copies_compute() -> None:
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(0.5)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(llama)
 
     def work(mesh: Mesh) -> None:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)
@@ -313,7 +320,7 @@ def test_whole_tensors_load_and_copies_compute() -> None:
 def test_whole_tensors_are_split_as_parameters_are(model: Any, tp: int) -> None:
     """There and back, of any dtype; what is no parameter's is refused."""
     base = made(model)
-    plan = planning.plan(copy.deepcopy(base), tp=tp)
+    plan = planned(model, tp)
     wanted = {n: 2 * p.detach().float() for n, p in base.named_parameters()}
 
     def work(mesh: Mesh) -> None:
@@ -352,7 +359,7 @@ def test_what_has_parametrizations_is_copied() -> None:
 
 def test_a_state_that_another_rank_saved_is_refused() -> None:
     base = made(llama)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(llama)
     states: dict[int, Any] = {}
 
     def work(mesh: Mesh) -> None:
@@ -370,7 +377,7 @@ def test_a_state_that_another_rank_saved_is_refused() -> None:
 
 def test_functional_calls_are_those_of_the_unsplit_model() -> None:
     base = made(llama)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(llama)
     call = torch.func.functional_call
     want = call(base, {n: p.detach() / 2 for n, p in base.named_parameters()}, (IDS,)).logits
 
@@ -404,13 +411,13 @@ def test_changes_after_splitting_are_refused(change: Any, why: str) -> None:
             change(split)
             split(IDS)
 
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(llama)
     run_ranks(2, work)
 
 
 def test_memory_of_parameters_may_be_shared() -> None:
     base = made(llama)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(llama)
     want = base(IDS).logits
 
     def work(mesh: Mesh) -> None:
@@ -431,7 +438,7 @@ def test_wrapping_modules_of_the_model_is_not_a_change() -> None:
             return self.inner(*args, **kwargs)
 
     base = made(llama)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(llama)
 
     def work(mesh: Mesh) -> None:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)
@@ -444,7 +451,7 @@ def test_wrapping_modules_of_the_model_is_not_a_change() -> None:
 def test_code_in_the_place_of_a_forward_sees_whole_weights() -> None:
     """As trl's SFTTrainer has it, which multiplies with the head itself; and what hands on."""
     base = made(gpt2)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    plan = planned(gpt2)
 
     def fused(self: Any, ids: torch.Tensor) -> torch.Tensor:
         head = whole(self.lm_head.weight)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import shardwright
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
@@ -30,7 +32,16 @@ class Recurrent(nn.Module):
 X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1)).double()
 torch.manual_seed(0)
 BASE = Recurrent().double()
-PLAN = planning.plan(copy.deepcopy(BASE), 2, args=(X,))
+
+
+@cache
+def planned() -> Plan:
+    return planning.plan(copy.deepcopy(BASE), 2, args=(X,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
 
 
 def whole(x: Any) -> Any:
@@ -93,7 +104,7 @@ def test_is_what_it_is_of_the_unsplit_model(use: Callable[[nn.Module], Any]) -> 
     want = ran(copy.deepcopy(BASE))
 
     def work(mesh: Mesh) -> None:
-        found = ran(shardwright.apply(copy.deepcopy(BASE), PLAN, mesh))
+        found = ran(shardwright.apply(copy.deepcopy(BASE), planned(), mesh))
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
 
     run_ranks(2, work)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.tensors.layouts import PlannedShard
 from tests import planning
@@ -33,7 +35,17 @@ class Fused(nn.Module):
 
 torch.manual_seed(0)
 BASE = Fused().double()
-PLANS = {tp: planning.plan(copy.deepcopy(BASE), tp, args=(X,)) for tp in (2, 3)}
+
+
+@cache
+def planned(tp: int) -> Plan:
+    return planning.plan(copy.deepcopy(BASE), tp, args=(X,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned(2)
+    planned(3)
 
 
 def _normal(p: Tensor, g: torch.Generator) -> None:
@@ -68,7 +80,7 @@ DRAWS = (_normal, _init, _data, _noise, _bernoulli, _written, _integers)
 
 
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("tp", PLANS)
+@pytest.mark.parametrize("tp", [2, 3])
 def test_parts_are_those_of_what_is_drawn_for_the_whole(
     draw: Callable[[Tensor, torch.Generator], Any], tp: int
 ) -> None:
@@ -85,7 +97,7 @@ def test_parts_are_those_of_what_is_drawn_for_the_whole(
     want, state = drawn(copy.deepcopy(BASE))
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLANS[tp], mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(tp), mesh)
         weight: Any = split.get_parameter("both.weight")
         assert isinstance(weight, DTensor) and isinstance(weight.placements[0], PlannedShard)
         found, stands = drawn(split, mesh["tp"].rank)
@@ -100,7 +112,7 @@ def test_dropout_of_a_parameter(inference: bool) -> None:
     """In inference mode it is one op. (Ranks as threads share one generator: they take turns.)"""
 
     def work(mesh: Mesh) -> float:
-        split = shardwright.apply(copy.deepcopy(BASE), PLANS[2], mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(2), mesh)
         with torch.inference_mode(inference):
             dropped: Any = nn.functional.dropout(split.get_parameter("both.weight"), 0.5)
             whole = dropped.full_tensor()
@@ -115,7 +127,7 @@ def test_dropout_of_a_parameter(inference: bool) -> None:
 
 def test_what_would_be_drawn_for_a_copy_is_refused() -> None:
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLANS[2], mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(2), mesh)
         p = split.get_parameter("both.weight")
         with torch.no_grad(), pytest.raises(UsageError, match="would be lost"):
             p[0].normal_()
@@ -127,7 +139,7 @@ def test_what_says_something_of_a_tensor_looks_at_the_whole() -> None:
     want, counts = torch.unique(BASE.both.weight.round(decimals=1), return_counts=True)
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLANS[2], mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(2), mesh)
         p: Any = split.get_parameter("both.weight").detach()
         found, number = torch.unique(p.round(decimals=1), return_counts=True)
         assert torch.equal(found, want) and torch.equal(number, counts)
@@ -146,4 +158,4 @@ def test_anomalies_are_found() -> None:
 
     with torch.autograd.set_detect_anomaly(True):
         lost(copy.deepcopy(BASE))
-        run_ranks(2, lambda mesh: lost(shardwright.apply(copy.deepcopy(BASE), PLANS[2], mesh)))
+        run_ranks(2, lambda mesh: lost(shardwright.apply(copy.deepcopy(BASE), planned(2), mesh)))

@@ -3,6 +3,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.tensors.split_tensor import SplitTensor
 from tests import planning
@@ -22,7 +24,17 @@ IDS = torch.tensor([1, 3, 3, 20])
 
 torch.manual_seed(0)
 BASE = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 12)).double()
-PLAN = planning.plan(copy.deepcopy(BASE), 2, args=(X,))
+
+
+@cache
+def planned() -> Plan:
+    return planning.plan(copy.deepcopy(BASE), 2, args=(X,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
+
 
 LOSSES: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     "rows by ids": lambda m, w, b: w[IDS].pow(2).sum(),
@@ -50,7 +62,7 @@ def test_losses_are_plain_and_gradients_laid_out_as_parameters(name: str) -> Non
     want, grads, by_hand = computed(copy.deepcopy(BASE))
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         loss, found, of_weight = computed(split)
         assert type(loss) is Tensor
         torch.testing.assert_close(loss, want)
@@ -68,7 +80,7 @@ def test_losses_are_plain_and_gradients_laid_out_as_parameters(name: str) -> Non
 
 def test_full_values_are_written_and_states_go_both_ways() -> None:
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         other = copy.deepcopy(BASE)
         with torch.no_grad():
             for p in other.parameters():
@@ -99,7 +111,7 @@ def test_split_and_unsplit_parameters_are_clipped_together() -> None:
     want = clipped(*models)
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         torch.testing.assert_close(clipped(split, copy.deepcopy(BASE)), want)
 
     run_ranks(2, work)
@@ -116,7 +128,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_parts_are_not_taken_for_full_tensors(name: str) -> None:
     def work(mesh: Mesh) -> None:
-        split: Any = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         with torch.no_grad(), pytest.raises(UsageError, match=r"rank's part.*split_tensors"):
             REFUSED[name](split[0].weight)
 
@@ -139,7 +151,7 @@ def test_a_part_of_one_row_is_not_broadcast() -> None:
 
 def test_numbers_and_lists_are_those_of_the_full_tensor() -> None:
     def work(mesh: Mesh) -> None:
-        split: Any = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         bias, want = split[0].bias.detach(), BASE[0].bias.detach()
         assert bias.tolist() == want.tolist() and (bias.numpy() == want.numpy()).all()
         assert bias[3].item() == want[3].item() and bool((bias == bias).all())

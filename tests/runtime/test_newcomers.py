@@ -14,9 +14,8 @@ from torch.nn import functional as F
 import shardwright
 from shardwright.errors import DistributedError, UsageError
 from shardwright.runtime.communication.mesh import Mesh
-from tests import planning
 from tests.ranks import run_ranks
-from tests.runtime.test_dtensors import IDS, WEIGHTS, gpt2, llama, made, phi3, whole
+from tests.runtime.test_dtensors import IDS, WEIGHTS, gpt2, llama, made, phi3, planned, whole
 
 
 class Softer(nn.Module):
@@ -101,8 +100,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("kind", [llama, gpt2, phi3])
 def test_what_comes_in_computes_with_whole_tensors(kind: Any) -> None:
     """Values, all gradients, and tokens of a cached run are those of the unsplit model."""
-    base = made(kind)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    base, plan = made(kind), planned(kind)
 
     def numbers(model: Any) -> tuple[Any, Any]:
         model(IDS).logits.mul(WEIGHTS).sum().backward()
@@ -131,8 +129,7 @@ def test_what_comes_in_computes_with_whole_tensors(kind: Any) -> None:
 
 
 def test_what_comes_in_is_the_same_on_all_ranks_or_refused() -> None:
-    base = made(llama)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    base, plan = made(llama), planned(llama)
 
     def work(mesh: Mesh) -> None:
         def split() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import PretrainedConfig
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
@@ -43,7 +45,16 @@ class Attention(nn.Module):
 
 torch.manual_seed(0)
 BASE: Any = nn.Sequential(Attention(), Attention()).double()
-PLAN = planning.plan(copy.deepcopy(BASE), tp=3, args=(X,))
+
+
+@cache
+def planned() -> Plan:
+    return planning.plan(copy.deepcopy(BASE), tp=3, args=(X,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
 
 
 def of_code_outside(model: Any) -> Tensor:
@@ -83,7 +94,7 @@ def of_all(model: Any) -> Tensor:
 
 @pytest.mark.parametrize("use", [of_code_outside, of_hooks, of_a_copy_of_a_part, of_all])
 def test_code_in_no_call_reads_whole_numbers(use: Any) -> None:
-    spec = PLAN.module("0")
+    spec = planned().module("0")
     assert spec is not None and spec.attributes == {"heads": "3@tp*2", "config.kv_heads": "3@tp"}
     whole = copy.deepcopy(BASE)
     want = use(whole)
@@ -91,7 +102,7 @@ def test_code_in_no_call_reads_whole_numbers(use: Any) -> None:
     grads = {name: p.grad for name, p in whole.named_parameters()}
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         found = use(split)
         torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
         found.pow(2).sum().backward()
@@ -104,12 +115,12 @@ def test_code_in_no_call_reads_whole_numbers(use: Any) -> None:
 
 def test_others_that_are_set_are_refused() -> None:
     def work(mesh: Mesh) -> None:
-        split: Any = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         split[0].heads = 3
         assert split[0].heads == 3
         with pytest.raises(UsageError, match="'0.heads' is 3"):
             split(X)
-        split = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(BASE), planned(), mesh)
         split[0].config.scale = 1.0
         with pytest.raises(UsageError, match="'0.config.scale' is 1.0"):
             split(X)

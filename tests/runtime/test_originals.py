@@ -6,6 +6,7 @@ In GPT-NeoX a block begins with two norms of what it is given, of which it makes
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
@@ -26,7 +28,16 @@ def made() -> Any:
 
 
 MODEL = made()
-PLAN = planning.plan(copy.deepcopy(MODEL), tp=2)
+
+
+@cache
+def planned() -> Plan:
+    return planning.plan(copy.deepcopy(MODEL), tp=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
 
 
 class Centred(nn.Module):
@@ -91,10 +102,10 @@ def numbers(model: Any, way: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("way", [read, changed, replaced, replaced_and_read, replaced_in_a_copy])
 def test_hooks_and_newcomers_are_given_it(way: Any) -> None:
     want = numbers(copy.deepcopy(MODEL), way)
-    assert any(c.before for spec in PLAN.modules.values() for c in spec.inputs)
+    assert any(c.before for spec in planned().modules.values() for c in spec.inputs)
 
     def rank(mesh: Mesh) -> None:
-        got = numbers(shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh), way)
+        got = numbers(shardwright.apply(copy.deepcopy(MODEL), planned(), mesh), way)
         assert got.keys() == want.keys()
         for name, expected in want.items():
             torch.testing.assert_close(got[name], expected, rtol=1e-9, atol=1e-9)

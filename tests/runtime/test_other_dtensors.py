@@ -3,8 +3,10 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -14,6 +16,7 @@ from torch.nn.utils import parametrize
 from torch.optim import optimizer as torch_optimizers
 
 import shardwright
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -28,7 +31,16 @@ def made() -> nn.Module:
 
 MODEL = made()
 """Ranks are threads, which draw from one generator: each copies this instead of drawing."""
-PLAN = planning.plan(made(), 2, args=(X,))
+
+
+@cache
+def planned() -> Plan:
+    return planning.plan(made(), 2, args=(X,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
 
 
 def parts_of_torch() -> dict[str, dict[str, Any]]:
@@ -65,7 +77,7 @@ def test_nothing_of_torch_is_another_object() -> None:
     before = parts_of_torch()
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh)
+        split = shardwright.apply(copy.deepcopy(MODEL), planned(), mesh)
         optimizer = torch.optim.AdamW(split.parameters(), lr=1e-2)
         split(X).sum().backward()
         nn.utils.clip_grad_norm_(split.parameters(), 0.1)
@@ -118,7 +130,7 @@ def test_ops_on_plain_dtensors_take_the_path_of_torch() -> None:
 
     def work(mesh: Mesh) -> None:
         want = computed(mesh.device_mesh)
-        split: Any = shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(MODEL), planned(), mesh)
         split(X).sum().backward()
         for found, wanted in zip(computed(mesh.device_mesh), want, strict=True):
             assert found[0] == wanted[0]
@@ -133,5 +145,5 @@ def test_ops_on_plain_dtensors_take_the_path_of_torch() -> None:
 
 def test_nothing_is_registered_for_all_modules() -> None:
     """Hooks of torch on all parameters and buffers; those on modules are the guard's."""
-    run_ranks(2, lambda mesh: shardwright.apply(copy.deepcopy(MODEL), PLAN, mesh) and None)
+    run_ranks(2, lambda mesh: shardwright.apply(copy.deepcopy(MODEL), planned(), mesh) and None)
     assert not torch_modules._global_buffer_registration_hooks

@@ -3,6 +3,7 @@
 
 import copy
 import threading
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import shardwright
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution import overlap
 from tests import planning, six_heads
@@ -31,10 +33,17 @@ def whole() -> Any:
 
 def split(model: Any, mesh: Mesh) -> Any:
     """A split copy; ranks are threads, which draw from one generator."""
-    return shardwright.apply(copy.deepcopy(model), PLAN, mesh)
+    return shardwright.apply(copy.deepcopy(model), planned(), mesh)
 
 
-PLAN = planning.plan(whole(), tp=2)
+@cache
+def planned() -> Plan:
+    return planning.plan(whole(), tp=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
 
 
 def loss_of(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:

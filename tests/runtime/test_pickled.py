@@ -4,6 +4,7 @@
 import copy
 import io
 import pickle
+from functools import cache
 from typing import Any
 
 import pytest
@@ -60,6 +61,11 @@ def planned(model: Any, **how: Any) -> Any:
     """Its plan."""
     given = {"args": (X,), "phase": "train"} if isinstance(model, Odd) else {}
     return planning.plan(copy.deepcopy(model), **{**given, **how})
+
+
+@cache
+def of_llama() -> Any:
+    return planned(made(llama()), tp=2)
 
 
 def used(model: Any) -> list[Tensor]:
@@ -135,8 +141,7 @@ def test_all_of_a_state_dict_can_be_saved_whole() -> None:
 
 
 def test_it_is_read_where_there_is_no_such_mesh() -> None:
-    base = made(llama())
-    plan = planned(base, tp=2)
+    base, plan = made(llama()), of_llama()
     with torch.no_grad():
         want = base(IDS).logits
 
@@ -163,8 +168,7 @@ def test_it_is_read_where_there_is_no_such_mesh() -> None:
     ],
 )
 def test_what_it_cannot_bring_back_is_refused(change: Any, why: str) -> None:
-    base = made(llama())
-    plan = planned(base, tp=2)
+    base, plan = made(llama()), of_llama()
 
     def work(mesh: Mesh) -> None:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)

@@ -17,12 +17,11 @@ from shardwright.errors import UsageError
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
-from tests.runtime.test_dtensors import IDS, gpt2, made
+from tests.runtime.test_dtensors import IDS, gpt2, made, planned
 
 
 def test_a_forward_that_is_put_on_a_module_within_is_refused() -> None:
-    base = made(gpt2)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    base, plan = made(gpt2), planned(gpt2)
     want = base(IDS).logits
 
     def work(mesh: Mesh) -> None:
@@ -45,8 +44,7 @@ def test_a_forward_that_is_put_on_a_module_within_is_refused() -> None:
 
 def test_a_forward_on_the_root_calls_what_was_there() -> None:
     """As accelerate's `prepare` has it."""
-    base = made(gpt2)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+    base, plan = made(gpt2), planned(gpt2)
     want = base(IDS).logits
 
     def work(mesh: Mesh) -> None:

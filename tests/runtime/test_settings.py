@@ -20,7 +20,7 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
-from tests.runtime.test_dtensors import IDS, llama, made
+from tests.runtime.test_dtensors import IDS, llama, made, planned
 
 WIDTH = 8
 
@@ -311,8 +311,7 @@ def test_an_attribute_that_changes_is_refused(net: Any, path: str, value: Any) -
 
 def test_what_may_change_goes_on_working() -> None:
     """Switches of what is given out, checkpointing, tokens; not the way to attend."""
-    model = made(llama)
-    plan = planning.plan(model, tp=2)
+    model, plan = made(llama), planned(llama)
 
     def check(local: Any) -> None:
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -19,7 +21,16 @@ X = torch.randn(3, 12, generator=torch.Generator().manual_seed(1)).double()
 
 torch.manual_seed(0)
 BASE = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 12)).double()
-PLAN = planning.plan(copy.deepcopy(BASE), 2, args=(X,))
+
+
+@cache
+def planned() -> Plan:
+    return planning.plan(copy.deepcopy(BASE), 2, args=(X,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_before_ranks_start() -> None:
+    planned()
 
 
 def made() -> nn.Module:
@@ -32,7 +43,7 @@ def compared(write: Callable[[nn.Module], Any]) -> None:
     want = whole(X)
 
     def work(mesh: Mesh) -> None:
-        write(split := shardwright.apply(made(), PLAN, mesh))
+        write(split := shardwright.apply(made(), planned(), mesh))
         torch.testing.assert_close(split(X), want, rtol=0, atol=1e-12)
 
     run_ranks(2, work)
@@ -80,7 +91,7 @@ def test_what_would_be_lost_is_refused(write: Any, of_gradient: bool) -> None:
     """Torch gathers what such a view is of, and would write to the copy."""
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(made(), PLAN, mesh)
+        split = shardwright.apply(made(), planned(), mesh)
         split(X).sum().backward()
         for name in ("0.weight", "2.weight"):
             p: Any = split.get_parameter(name)
@@ -162,7 +173,7 @@ def test_data_may_be_set_to_a_full_tensor() -> None:
 
 def test_data_of_another_shape_is_refused() -> None:
     def work(mesh: Mesh) -> None:
-        split: Any = shardwright.apply(made(), PLAN, mesh)
+        split: Any = shardwright.apply(made(), planned(), mesh)
         for value in (split[2].weight.data, split[0].weight.to_local().detach()):
             with pytest.raises(UsageError, match="another shape"):
                 split[0].weight.data = value

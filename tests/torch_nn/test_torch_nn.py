@@ -31,8 +31,24 @@ CASES: dict[str, Case] = {
     **{f"F.{name}": case for name, case in FUNCTIONS.items()},
     **WEIGHT_NORMS,
 }
-HALF = [long(n, tp) if (i + tp) % 2 else (n, tp) for i, n in enumerate(CASES) for tp in (2, 3)]
-"""Each case for two or for three ranks; for the other number if long tests are run."""
+OF_THEIR_OWN = ("Conv", "BatchNorm", "InstanceNorm", "Embedding", "Linear", "Bilinear", "PReLU")
+"""Where names of modules begin that have parameters, and that a function is named like."""
+
+
+def calls_a_function(case: str) -> bool:
+    """Whether this is a module that does no more than call a function, which is a case, too."""
+    kind, _, name = case.partition(".")
+    like = {n.replace("_", "") for n in FUNCTIONS}
+    named = name.lower().removesuffix("loss") in like or name.lower() in like
+    return kind == "nn" and named and not name.startswith((*OF_THEIR_OWN, "Layer", "Group", "RMS"))
+
+
+HALF = [
+    long(n, tp) if (i + tp) % 2 or calls_a_function(n) else (n, tp)
+    for i, n in enumerate(CASES)
+    for tp in (2, 3)
+]
+"""Each case for two or for three ranks, and the others if long tests are run."""
 WITHOUT_RULE = {
     "nn.AdaptiveLogSoftmaxWithLoss": {"module AdaptiveLogSoftmaxWithLoss": 1},
     "nn.CrossMapLRN2d": {"resize": 1},
