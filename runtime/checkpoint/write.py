@@ -147,7 +147,7 @@ def _finish(
 
 
 def _config(model: nn.Module) -> Any:
-    """Return a transformers config with this model's class and dtype, another package's, or None."""
+    """Return the config to write, with this model's class and dtype; None if there is none."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "save_pretrained"):
         return config_of(model)

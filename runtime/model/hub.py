@@ -24,7 +24,7 @@ class Hub(NamedTuple):
     subfolder: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return the options that are set, under transformers' names; no subfolder is among them."""
+        """Return the options that are set, under transformers' names, but the subfolder."""
         every = self._replace(subfolder=None)._asdict().items()
         given = {k: v for k, v in every if v is not None and v is not False}
         return given | ({"token": False} if self.token is False else {})
