@@ -227,10 +227,20 @@ def config_of(model: nn.Module) -> PackageConfig | None:
     A model of diffusers has its own. To others `load` gives the one that they were built from.
     """
     built = vars(model).get(BUILT_FROM)
-    if hasattr(model, "to_json_string") and hasattr(model, "register_to_config"):
+    if is_of_diffusers(model):
         fields = json.loads(model.to_json_string())  # type: ignore[operator]
         return PackageConfig("diffusers", type(model).__name__, fields)
     return built
+
+
+def is_of_diffusers(model: nn.Module) -> bool:
+    """Return whether a model has a config as diffusers' models have."""
+    return hasattr(model, "to_json_string") and hasattr(model, "register_to_config")
+
+
+def is_of_timm(model: nn.Module) -> bool:
+    """Return whether timm made a model."""
+    return type(model).__module__.partition(".")[0] == "timm" and hasattr(model, "pretrained_cfg")
 
 
 BUILT_FROM = "_shardwright_config"
