@@ -139,7 +139,7 @@ def _fields(directory: Path) -> dict[str, Any]:
 def _imported(package: str, wanted_by: str | Path) -> Any:
     try:
         return importlib.import_module(package)
-    except ImportError as error:
+    except Exception as error:  # imports of other packages may raise anything
         raise ModelError(
             f"{wanted_by} is a model of {package}, which cannot be imported ({first_line(error)}): "
             f"{INSTALL[package]}"

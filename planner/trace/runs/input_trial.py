@@ -6,6 +6,7 @@ it says so of that argument.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright.errors import first_line
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
+from shardwright.planner.trace.data_queries.model_code import is_plumbing, module_of
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
@@ -36,8 +38,10 @@ class Ended:
         runs: Whether the code ran to its end, or to a decision by data.
         steps: The functions of torch that were called, by name: how far it got.
         wants: Argument -> the shape that a layer wants of it. None for any size.
-        width: The width that the last layer wants that was entered and not left.
+        fits: Arguments that a layer took as they are, and that have the width it wants.
+        widths: The width that the layer wants that was entered last, and that of its input.
         error: The first line of what was raised.
+        where: The lines of code that were run when it was raised, the innermost last.
         began: Whether the model's code was entered.
     """
 
@@ -45,8 +49,10 @@ class Ended:
     began: bool = False
     steps: list[str] = field(default_factory=list)
     wants: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
-    width: int | None = None
+    fits: set[str] = field(default_factory=set)
+    widths: tuple[int, int] | None = None
     error: str = ""
+    where: tuple[tuple[str, int], ...] = ()
 
 
 class _Misfit(Exception):
@@ -86,8 +92,14 @@ def _tried(root: nn.Module, given: Given, stacks: Sequence[Any]) -> Ended:
     except DATA_DEPENDENT as error:
         ended.runs, ended.error = True, first_line(error)
     except Exception as error:  # the code may raise anything
-        ended.error = first_line(error)
+        ended.error, ended.where = first_line(error), _lines(error)
     return ended
+
+
+def _lines(error: BaseException) -> tuple[tuple[str, int], ...]:
+    """Return the lines of code that an error came through, without those of torch and our own."""
+    found = traceback.walk_tb(error.__traceback__)
+    return tuple((f.f_code.co_filename, n) for f, n in found if not is_plumbing(module_of(f)))
 
 
 class _Steps(TorchFunctionMode):
@@ -149,16 +161,19 @@ def _compare(
         _Misfit: it is an argument of the model, and of another shape.
     """
     first = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
-    ended.width = next((n for n in reversed(wanted) if n is not None), None)
-    if first is None or (name := by_id.get(id(first))) is None:
+    if first is None:
         return
-    dims = [n for n in wanted if n is not None]
     convolves = len(wanted) > 1
+    at, width = (1, wanted[1]) if convolves else (-1, wanted[0])
     fits = first.dim() == len(wanted) if convolves else first.dim() > 0
-    at = 1 if convolves else -1
-    if not fits or first.shape[at] != dims[0]:
+    got = first.shape[at] if first.dim() > 1 else 0
+    ended.widths = None if got == width or width is None else (width, got)
+    if (name := by_id.get(id(first))) is None:
+        return
+    if not fits or got != width:
         ended.wants[name] = wanted
         raise _Misfit(f"{type(layer).__name__} wants {list(wanted)} of {name}")
+    ended.fits.add(name)
 
 
 def _wanted(layer: nn.Module) -> tuple[int | None, ...] | None:

@@ -107,11 +107,11 @@ class Search:
 
     def _improved(self) -> bool:
         """Take the first change with which the code gets further; returns whether there is one."""
-        for change in chain([{}], self._changes()):
+        for change in chain([{}], self._widths(), self._changes()):
             if self.left <= 0:
                 return False
             now, ended = self._fitted({**self.given, **change})
-            if ended.runs or len(ended.steps) > len(self.ended.steps):
+            if ended.runs or self._is_further(ended):
                 self.given, self.ended = now, ended
                 return True
         return False
@@ -126,13 +126,29 @@ class Search:
         for name in (*named, *missing, *there[::-1]):
             for option in self.known[name]:
                 yield self._without(name, option)
+
+    def _is_further(self, ended: Ended) -> bool:
+        """Return whether a trial got further: not to the same error at the same line."""
+        same = (ended.error, ended.where) == (self.ended.error, self.ended.where)
+        return not same and len(ended.steps) > len(self.ended.steps)
+
+    def _widths(self) -> Iterator[dict[str, Any]]:
+        """Yield changes of a size to what the last layer wants, of arguments that no layer took.
+
+        The layer may take an argument as it is, or with others in a row.
+        """
+        if self.ended.widths is None:
+            return
+        wanted, got = self.ended.widths
         for name, value in self.given.items():
-            width = self.ended.width
-            if isinstance(value, Tensor) and value.dim() > 1 and width is not None:
-                for dim in range(1, value.dim()):
-                    shape = list(value.shape)
-                    shape[dim] = width
-                    yield {name: value.new_empty(shape)}
+            if isinstance(value, Tensor) and value.dim() > 1 and name not in self.ended.fits:
+                for size in (wanted, value.shape[-1] + wanted - got):
+                    if size > 0:
+                        yield {name: value.new_empty((*value.shape[:-1], size))}
+                for dim in range(1, value.dim() - 1):
+                    yield {
+                        name: value.new_empty((*value.shape[:dim], wanted, *value.shape[dim + 1 :]))
+                    }
 
     def _without(self, name: str, option: Option) -> dict[str, Any]:
         """Return a change to `option`, which takes the place of other entries of the same dict."""
