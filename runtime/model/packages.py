@@ -228,9 +228,13 @@ def config_of(model: nn.Module) -> PackageConfig | None:
     """
     built = vars(model).get(BUILT_FROM)
     if is_of_diffusers(model):
-        fields = json.loads(model.to_json_string())  # type: ignore[operator]
-        return PackageConfig("diffusers", type(model).__name__, fields)
+        return PackageConfig("diffusers", type(model).__name__, own_fields(model))
     return built
+
+
+def own_fields(model: nn.Module) -> dict[str, Any]:
+    """Return what config.json of a model of diffusers holds."""
+    return json.loads(model.to_json_string())  # type: ignore[operator]
 
 
 def is_of_diffusers(model: nn.Module) -> bool:

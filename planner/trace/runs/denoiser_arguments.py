@@ -77,9 +77,10 @@ def _frames(at: Subject) -> int:
 
 
 def _numbers(at: Subject, name: str) -> Iterator[Option]:
-    """Yield one number for each sample, and one for all."""
+    """Yield one number for each sample, for each frame of it, and for all."""
     yield {name: _of(TRACE_BATCH)}
     yield {name: _of(TRACE_BATCH, dtype=INTS)}
+    yield {name: _of(TRACE_BATCH, _frames(at))}
     yield {name: _of()}
 
 
