@@ -154,3 +154,22 @@ def test_a_plan_is_for_one_config(tmp_path: Path) -> None:
     )
     with pytest.raises(shardwright.errors.PlanError, match="with another config"):
         run_ranks(2, lambda mesh: shardwright.apply(copy.deepcopy(other), made, mesh))
+
+
+def test_what_a_split_autoencoder_encodes_and_decodes() -> None:
+    """By methods of its own, which pipelines call in place of its forward."""
+    whole = PIPELINES["sd3"].vae().eval()
+    made = plan(copy.deepcopy(whole), 2)
+    latents, pictures = torch.randn(1, 4, 8, 8), torch.randn(1, 3, 16, 16)
+
+    @torch.no_grad()
+    def both(vae: Any) -> list[torch.Tensor]:
+        coded = vae.encode(pictures).latent_dist.mode()
+        return [coded, vae.decode(latents).sample, vae(pictures).sample]
+
+    wanted = both(whole)
+    for found in run_ranks(
+        2, lambda mesh: both(shardwright.apply(copy.deepcopy(whole), made, mesh))
+    ):
+        for got, want in zip(found, wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=EQUAL)
