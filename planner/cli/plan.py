@@ -42,7 +42,7 @@ Examples:
   shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
   shardwright plan ./my-model --tp 4 -o plan.json --html plan.html
   shardwright plan ./my-pipeline --tp 2 --subfolder transformer
-  shardwright plan timm/vit_base_patch16_224 --tp 2
+  shardwright plan timm/NAME --tp 2
   shardwright plan my_net.py:Net --tp 2 --inputs my_net.py:example
 """,
 )
@@ -174,6 +174,7 @@ def plan(
         from shardwright.planner.search.ladder import search
         from shardwright.planner.search.meshes import choose_mesh
         from shardwright.planner.search.solution import SolverOptions
+        from shardwright.planner.trace.model.components import chosen_component
 
         # refuse before the trace what can be refused at once
         cluster = cluster_of(hosts, gpus_per_host, ranks, device)
@@ -201,7 +202,8 @@ def plan(
         hand = price(task, table) if compare else None
     if output is not None:
         write(output, result.to_json())
-    say_component(model, how.get("subfolder"))
+    if how["subfolder"] is None and (chosen := chosen_component(model)):
+        say(f"Note: {chosen}")
     warn(result, task.source.module)
     if html is not None:
         with working(f"pricing alternatives for {html}"):
@@ -255,16 +257,6 @@ def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
     show_plan(result, False)
     click.echo()
     show(side_by_side(result, hand))
-
-
-def say_component(model: str, subfolder: str | None) -> None:
-    """Print which model of a pipeline was planned, if that was not said."""
-    from shardwright.runtime.model.pipelines import component, components
-
-    if subfolder is None and (found := Path(component(model))) != Path(model):
-        others = [name for name in components(Path(model)) if name != found.name]
-        more = f" (--subfolder plans another: {', '.join(others)})" if others else ""
-        say(f"Note: {model} is a pipeline, and the plan is for its {found.name}{more}")
 
 
 def warn(result: Plan, module: nn.Module) -> None:

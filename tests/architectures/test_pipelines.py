@@ -17,6 +17,7 @@ import torch
 import shardwright
 from benchmarks.uses.models import FOREIGN
 from shardwright.errors import ModelError
+from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.checkpoint.source import Checkpoint
 from tests.planning import plan
@@ -173,3 +174,13 @@ def test_what_a_split_autoencoder_encodes_and_decodes() -> None:
     ):
         for got, want in zip(found, wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=EQUAL)
+
+
+def test_the_command_says_which_model_it_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PIPELINES["wan"].make().save_pretrained(tmp_path)
+    command = ["plan", str(tmp_path), "--tp", "2", "-q", "-o", str(tmp_path / "plan.json")]
+    main(command, standalone_mode=False)
+    said = "the plan is for its transformer (--subfolder plans another: vae)"
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -38,10 +38,14 @@ def _denoised(module: nn.Module) -> list[Inputs]:
     if search.run():
         return search.calls()
     tried = ", ".join(f"{name} {_text(value)}" for name, value in search.given.items())
+    todo = "give example inputs, as --inputs FILE.py:FUNCTION or kwargs"
+    takes = f"{type(module).__name__}, whose forward takes {', '.join(search.at.names)}"
+    if search.unknown:
+        names = ", ".join(search.unknown)
+        raise ModelError(f"do not know the inputs of {takes}: what {names} may be: {todo}")
     raise ModelError(
-        f"do not know the inputs of {type(module).__name__}, whose forward takes "
-        f"{', '.join(search.at.names)}: with {tried or 'nothing'} it ends with "
-        f"'{search.ended.error:.160}': give example inputs, as --inputs FILE.py:FUNCTION or kwargs"
+        f"do not know the inputs of {takes}: with {tried} it ends with "
+        f"'{search.ended.error:.160}': {todo}"
     )
 
 

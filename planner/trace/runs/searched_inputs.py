@@ -19,7 +19,7 @@ from shardwright.planner.trace.runs.denoiser_arguments import Option, options, s
 from shardwright.planner.trace.runs.input_trial import Ended, Given, arguments, tried
 from shardwright.planner.trace.runs.subject import Subject
 
-MOST = 120
+MOST = 64
 """Trials of one model at most."""
 
 LIKELY = 2
@@ -30,6 +30,7 @@ class Search:
     """A search for inputs of a model.
 
     Attributes:
+        unknown: Arguments that must be given, and whose names do not say what they are.
         given: The inputs that got furthest.
         ended: How their trial ended.
     """
@@ -39,6 +40,7 @@ class Search:
         self.module, self.at = module, Subject(module, dtype or torch.float32)
         self.left = MOST
         self.known: dict[str, list[Option]] = {n: options(self.at, n) for n in self.at.names}
+        self.unknown = [name for name in self.at.needed if not self.known[name]]
         self.given: dict[str, Any] = {}
         for name in [*dict.fromkeys((*list(self.at.names)[:1], *self.at.needed))]:
             self.given |= dict(self.known[name][0]) if self.known[name] else {}
@@ -53,6 +55,8 @@ class Search:
     def run(self) -> bool:
         """Search until the code runs; returns whether it does."""
         while not self.ended.runs:
+            if self.unknown:
+                return False
             if not self._improved():
                 return False
         return True
