@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import diffusers.utils.logging
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -43,7 +44,8 @@ def prepare(directory: Path) -> None:
         pooled_projection_dim=20,
         pos_embed_max_size=16,
     )
-    vae = diffusers.AutoencoderKL(
+    made: Any = diffusers.AutoencoderKL  # its annotations are of one block
+    vae = made(
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
         block_out_channels=(8, 16),
@@ -92,7 +94,7 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    diffusers.logging.disable_progress_bar()
+    diffusers.utils.logging.disable_progress_bar()
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as temporary:
         place = [sys.argv[1] if len(sys.argv) > 1 else temporary]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,11 @@ OWNER = "timm/"
 
 INSTALL = {"diffusers": "pip install diffusers", "timm": "pip install timm torchvision"}
 
+FLOATS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16
+}  # fmt: skip
+"""Names that safetensors gives to floating dtypes."""
+
 STEMS = {"diffusers": "diffusion_pytorch_model", "timm": "model"}
 """Package -> how the names of its weight files begin."""
 
@@ -47,6 +54,7 @@ class PackageConfig:
         fields: What config.json holds.
         make: Builds the model with the package.
         name_or_path: Where the config is from.
+        dtype: That of most of the weights beside it, as configs of transformers say it; else None.
     """
 
     package: str
@@ -54,6 +62,7 @@ class PackageConfig:
     fields: Mapping[str, Any]
     make: Callable[[], nn.Module] | None = None
     name_or_path: str = ""
+    dtype: torch.dtype | None = None
 
     @property
     def __name__(self) -> str:
@@ -136,6 +145,23 @@ def _fields(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _stored(directory: Path) -> torch.dtype | None:
+    """Return the floating dtype of most numbers in the weight files of a directory.
+
+    What is wrong with these files is said where they are loaded.
+    """
+    from safetensors import safe_open
+
+    counts: Counter[str] = Counter()
+    for path in directory.glob("*.safetensors"):
+        with suppress(Exception), safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                counts[tensor.get_dtype()] += prod(tensor.get_shape())
+    known = (FLOATS[kind] for kind, _ in counts.most_common() if kind in FLOATS)
+    return next(known, None)
+
+
 def _imported(package: str, wanted_by: str | Path) -> Any:
     try:
         return importlib.import_module(package)
@@ -167,7 +193,8 @@ def _of_diffusers(directory: Path, fields: dict[str, Any]) -> PackageConfig:
             f"{directory} is quantized, and quantized weights are read of models of transformers "
             "only: use the checkpoint that it was made from"
         )
-    return PackageConfig("diffusers", name, fields, _Maker(found, fields), str(directory))
+    made = _Maker(found, fields)
+    return PackageConfig("diffusers", name, fields, made, str(directory), _stored(directory))
 
 
 def _of_timm_directory(directory: Path, fields: dict[str, Any]) -> PackageConfig:
@@ -183,8 +210,8 @@ def _of_timm_directory(directory: Path, fields: dict[str, Any]) -> PackageConfig
             f"{directory} names the model {title!s:.80} of timm, which timm {timm.__version__} "
             "does not have: install the version that saved it"
         )
-    return PackageConfig("timm", title, fields, _timm_maker(f"local-dir:{directory.resolve()}"),
-                         str(directory))  # fmt: skip
+    made = _timm_maker(f"local-dir:{directory.resolve()}")
+    return PackageConfig("timm", title, fields, made, str(directory), _stored(directory))
 
 
 def _of_timm(name: str) -> PackageConfig | None:

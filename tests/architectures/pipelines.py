@@ -45,7 +45,8 @@ class Tiny:
                 base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
                 temperal_downsample=[False, True, True],
             )  # fmt: skip
-        return diffusers.AutoencoderKL(
+        make: Any = diffusers.AutoencoderKL
+        return make(
             down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
             block_out_channels=(8, 16), latent_channels=4, norm_num_groups=4, sample_size=16,
             shift_factor=0.1, scaling_factor=0.5, use_quant_conv=False, use_post_quant_conv=False,

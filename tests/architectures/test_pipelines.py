@@ -52,9 +52,10 @@ def test_images_of_a_split_denoiser(name: str, tmp_path: Path) -> None:
 
 def test_a_component_is_read_in_part_and_saved(tmp_path: Path) -> None:
     """From an index of several files; diffusers reads what is written, in one file or several."""
-    whole = PIPELINES["sd3"].denoiser()
-    whole.save_pretrained(tmp_path / "start", max_shard_size="40KB")
+    whole = PIPELINES["sd3"].denoiser().bfloat16()
+    whole.save_pretrained(tmp_path / "start", max_shard_size="20KB")
     made = plan(tmp_path / "start", 2)
+    assert made.workload.dtype == "bfloat16"
 
     def rank(_: Any) -> int:
         split: Any = shardwright.load(tmp_path / "start", made, device="cpu")
@@ -66,7 +67,7 @@ def test_a_component_is_read_in_part_and_saved(tmp_path: Path) -> None:
     assert max(read) < 0.7 * Checkpoint.open(tmp_path / "start").nbytes
     names = {file.name for file in (tmp_path / "saved").iterdir()}
     assert names == {"config.json", "diffusion_pytorch_model.safetensors"}
-    again = type(whole).from_pretrained(tmp_path / "saved")
+    again = type(whole).from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
     for got, want in zip(again.parameters(), whole.parameters(), strict=True):
         assert torch.equal(got, want)
     configs = [json.loads((tmp_path / d / "config.json").read_text()) for d in ("start", "saved")]
@@ -150,7 +151,7 @@ def test_a_plan_is_for_one_config(tmp_path: Path) -> None:
     """Two models of the same shapes, with another number in the config."""
     one = PIPELINES["flux"].denoiser()
     made: Plan = plan(one, 2)
-    other = diffusers.FluxTransformer2DModel.from_config(
+    other: Any = diffusers.FluxTransformer2DModel.from_config(
         {**one.config, "axes_dims_rope": (8, 4, 4)}
     )
     with pytest.raises(shardwright.errors.PlanError, match="with another config"):

@@ -164,7 +164,8 @@ def _compare(
     if first is None:
         return
     convolves = len(wanted) > 1
-    at, width = (1, wanted[1]) if convolves else (-1, wanted[0])
+    at = 1 if convolves else -1
+    width = wanted[1 if convolves else 0]
     fits = first.dim() == len(wanted) if convolves else first.dim() > 0
     got = first.shape[at] if first.dim() > 1 else 0
     ended.widths = None if got == width or width is None else (width, got)

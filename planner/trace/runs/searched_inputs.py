@@ -168,7 +168,7 @@ def _as_wanted(value: Any, wanted: tuple[int | None, ...]) -> Tensor | None:
     """Return a tensor of the wanted shape; sizes that may be any are kept from the last dims on."""
     if not isinstance(value, Tensor):
         return None
-    if len(wanted) == 1:  # the width alone
+    if len(wanted) == 1 and wanted[0] is not None:  # the width alone
         rows = value.shape[:-1] if 1 < value.dim() < 4 else (value.shape[0], TRACE_SEQ)
         return value.new_empty((*rows, wanted[0]))
     old = [1] * len(wanted) + list(value.shape)
