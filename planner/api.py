@@ -83,12 +83,14 @@ def plan(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
+    subfolder: str | None = None,
 ) -> Plan:
     """Return the cheapest correct plan that shards `model` over ranks. No weights are read.
 
     Args:
-        model: Hub id, local directory, transformers config, `nn.Module`, or the name of code that
-            makes one: "package.module:name" or "file.py:name".
+        model: Hub id, local directory (of transformers, diffusers or timm, or a pipeline),
+            transformers config, `nn.Module`, `timm/NAME`, or the name of code that makes one:
+            "package.module:name" or "file.py:name".
         tp: Number of tensor-parallel ranks; short for `mesh={"tp": tp}`.
         mesh: Mesh dims and their ranks. "tp" shards the model, "cp" shards sequences, all others
             share the batch: {"dp": 2, "tp": 4} is two copies of the model over four ranks each.
@@ -156,6 +158,7 @@ def plan(
         cache_dir: Folder for downloads.
         local_files_only: Whether to download nothing.
         token: Access token for the hub. The default is that of `hf auth login`.
+        subfolder: The model of a pipeline that is planned, such as "vae"; by default its denoiser.
 
     Raises:
         UsageError: an argument is invalid.
@@ -175,7 +178,7 @@ def plan(
         "optimizer_bytes": optimizer_bytes, "expert_imbalance": expert_imbalance,
         "dequantize": dequantize,
         "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
-        "local_files_only": local_files_only, "token": token,
+        "local_files_only": local_files_only, "token": token, "subfolder": subfolder,
     }  # fmt: skip
     memories = () if isinstance(memory, int | None) else tuple(memory)
     least = memory if isinstance(memory, int | None) else None

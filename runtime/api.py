@@ -31,6 +31,7 @@ from shardwright.runtime.model.build import as_dtype, building, empty_model
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
+from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
 from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
 from shardwright.runtime.modules.layers import apply_module
@@ -70,6 +71,7 @@ def load(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
+    subfolder: str | None = None,
     **model_kwargs: Any,
 ) -> LoadedModel:
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
@@ -79,7 +81,8 @@ def load(
     a file stays mapped: do not write into the files of a model that runs, but replace them.
 
     Args:
-        model: Directory or hub id with safetensors.
+        model: Directory or hub id with safetensors, of transformers, diffusers or timm. Of the
+            directory of a pipeline its denoiser is loaded.
         plan: The plan, or its file.
         tp: In place of a plan: the first rank plans for so many ranks, as
             `shardwright.plan(model, tp)` does, and all ranks use that plan.
@@ -103,6 +106,7 @@ def load(
         cache_dir: Folder that downloads are kept in.
         local_files_only: Whether to fetch nothing.
         token: Of who asks the hub; by default that of `hf auth login`.
+        subfolder: Another model of a pipeline, such as "vae".
         **model_kwargs: Passed to the model class, such as `attn_implementation`.
 
     Returns:
@@ -118,6 +122,7 @@ def load(
     """
     dtype, where = as_dtype(dtype), pick_device(device)
     origin: Any = {"revision": revision, "cache_dir": cache_dir, "token": token}
+    origin["subfolder"] = subfolder
     origin["local_files_only"] = local_files_only
     wanted = {"dtype": dtype, "dequantize": bool(dequantize)}
     wanted["trust_remote_code"] = trust_remote_code
@@ -217,6 +222,8 @@ def _open_checkpoint(
     chosen = dtype or stored or getattr(config, "dtype", None)
     with building(config, trust_remote_code, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
+    if isinstance(config, PackageConfig):
+        vars(model)[BUILT_FROM] = config  # for `save`
     _refuse_other_model(model, plan)
     return checkpoint, _with_generation_config(model, name, hub)
 

@@ -48,6 +48,14 @@ architectures/test_mesh.py::test_gradients_are_those_of_the_whole_batch[mesh1-2]
 architectures/test_mesh.py::test_gradients_are_those_of_the_whole_batch[mesh2-4]
 architectures/test_mesh.py::test_gradients_are_those_of_the_whole_batch[mesh3-4]
 architectures/test_predictions.py::test_predictions_are_exact[llama-2]
+architectures/test_pipelines.py::test_a_plan_is_for_one_config
+architectures/test_pipelines.py::test_images_of_a_split_denoiser[pixart]
+architectures/test_pipelines.py::test_images_of_a_split_denoiser[sd3]
+architectures/test_pipelines.py::test_images_of_a_split_denoiser[sdxl]
+architectures/test_pipelines.py::test_images_of_a_split_denoiser[sd]
+architectures/test_pipelines.py::test_images_of_a_split_denoiser[wan]
+architectures/test_pipelines.py::test_timm_by_name_and_by_directory
+architectures/test_pipelines.py::test_what_a_split_autoencoder_encodes_and_decodes
 architectures/test_predictions.py::test_predictions_are_exact[olmo2-3]
 architectures/test_predictions.py::test_predictions_are_exact[phi3-2]
 architectures/test_predictions.py::test_predictions_are_exact[t5-2]
@@ -98,6 +106,7 @@ end_to_end/test_composed.py::test_tools_of_others
 end_to_end/test_examples.py::test_a_run_goes_on_in_another_layout
 end_to_end/test_examples.py::test_example[generate]
 end_to_end/test_examples.py::test_example[lora]
+end_to_end/test_examples.py::test_example[pipeline]
 end_to_end/test_examples.py::test_example[trainer]
 end_to_end/test_exports.py::test_a_wrong_table_is_seen
 end_to_end/test_exports.py::test_torch_runs_what_is_written_for_it

@@ -41,6 +41,8 @@ Examples:
   shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
   shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
   shardwright plan ./my-model --tp 4 -o plan.json --html plan.html
+  shardwright plan ./my-pipeline --tp 2 --subfolder transformer
+  shardwright plan timm/NAME --tp 2
   shardwright plan my_net.py:Net --tp 2 --inputs my_net.py:example
 """,
 )
@@ -144,7 +146,8 @@ def plan(
 ) -> None:
     """Plan MODEL; no weights are read.
 
-    It is a local directory, a hub id, or MODULE:NAME or FILE.py:NAME of Python code that makes it.
+    It is a local directory of a model or pipeline, a hub id, timm/NAME, or MODULE:NAME or
+    FILE.py:NAME of Python code that makes it.
     """
     began = time.monotonic()
     if as_json and quiet:
@@ -185,6 +188,7 @@ def plan(
         from shardwright.planner.search.meshes import choose_mesh
         from shardwright.planner.search.solution import SolverOptions
         from shardwright.planner.search.unequal import search_unequal
+        from shardwright.planner.trace.model.components import chosen_component
 
         # refuse before the trace what can be refused at once
         cluster = cluster_of(hosts, gpus_per_host, ranks, device)
@@ -217,6 +221,8 @@ def plan(
         hand = price(task, table) if compare else None
     if output is not None:
         write(output, result.to_json())
+    if how["subfolder"] is None and (chosen := chosen_component(model)):
+        say(f"Note: {chosen}")
     warn(result, task.source.module)
     if html is not None:
         with working(f"pricing alternatives for {html}"):

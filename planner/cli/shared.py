@@ -34,6 +34,9 @@ _OF_HUB = (
                  help="Where downloads are kept."),
     click.option("--local-files-only", is_flag=True, help="Fetch nothing from the hub."),
 )  # fmt: skip
+_SUBFOLDER = click.option("--subfolder", metavar="NAME",
+                          help="The model of a pipeline of diffusers, such as vae.  "
+                          "[default: its denoiser]")  # fmt: skip
 _INPUTS = click.option("--inputs", metavar="MODULE:FUNCTION",
                        help="Example inputs for MODEL: a function that returns them, as in "
                        "my_net.py:example, or a file of torch.save.")  # fmt: skip
@@ -45,15 +48,16 @@ def reads_model(inputs: bool = True, hub: bool = True) -> Callable[[F], F]:
     There is none for a token, which others could read off the command line.
 
     Args:
-        inputs: Whether example inputs may be given.
+        inputs: Whether example inputs may be given. Then it may also be the model of a pipeline.
         hub: Whether the model may be a hub id.
     """
-    options = [*([_INPUTS] if inputs else []), *_OF_HUB[: None if hub else 1]]
+    options = [*([_INPUTS] if inputs else []), *([_SUBFOLDER] if inputs and hub else [])]
+    options += _OF_HUB[: None if hub else 1]
 
     def with_options(command: F) -> F:
         @functools.wraps(command)
         def called(*args: Any, **given: Any) -> Any:
-            names = ("inputs", "trust_remote_code", "revision", "cache_dir", "local_files_only")
+            names = "inputs subfolder trust_remote_code revision cache_dir local_files_only".split()
             how = {name: given.pop(name) for name in names if name in given}
             return command(*args, how=how, **given)
 

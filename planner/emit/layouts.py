@@ -23,9 +23,9 @@ class Layouts:
         given = ((n, k, d) for n in graph.inputs for k, d in enumerate(states.axes.dims[n]))
         dims = [find(d) for n, k, d in given if (n, k) not in graph.marks.sized]
         self.run_time = {d.id for d in dims} | {a.id for d in dims for a in leaves_of(d)}
-        self.known = {
-            a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
-        }
+        # Not of buffers: how many rows of a table of positions are used depends on the inputs.
+        weights = (u.stored for u in graph.uses if not u.is_buffer)
+        self.known = {a.id for w in weights for d in states.axes.dims[w] for a in leaves_of(d)}
         self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
         self._placements: dict[tuple[int, State, bool, bool], Placement] = {}
         self.spread = dict(graph.marks.spread_experts)

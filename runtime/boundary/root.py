@@ -42,7 +42,7 @@ from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.logits.split_logits import LossScope, LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
-from shardwright.runtime.slots import positions
+from shardwright.runtime.slots import named, positions
 
 
 class RootModule(LocalModule):
@@ -119,7 +119,7 @@ class RootModule(LocalModule):
             check_filled(filled, output)
         if known and proven is not None:
             proven.check_output(output)
-        output = output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
+        output = _as_tuple(output) if as_tuple else output
         show: Any = shown_rows
         return output if share is None else show(output, share)
 
@@ -231,6 +231,22 @@ class RootModule(LocalModule):
             "themselves, or use torch's fully_shard over the other ranks. torch.jit cannot see "
             "what ranks send each other: use torch.compile or torch.export"
         )
+
+
+def _as_tuple(output: Any) -> Any:
+    """Return an output with names as the tuple that the model's `return_dict=False` gives.
+
+    Raises:
+        UsageError: the output does not say how it becomes one.
+    """
+    if hasattr(output, "to_tuple"):
+        return output.to_tuple()
+    if named(output) is not None:
+        raise UsageError(
+            f"return_dict=False of a model that gives a {type(output).__name__}: the plan is for "
+            "outputs by name, call it without"
+        )
+    return output
 
 
 def wrap_root(

@@ -106,6 +106,7 @@ class ProvenCalls:
         named = ("return_dict" in parameters or more) and hasattr(
             getattr(model, "config", None), "return_dict"
         )
+        named |= defaults.get("return_dict") is True and "" not in slots
         return cls(
             type(model).__name__,
             frozenset(n for call in own for n in call.inputs),

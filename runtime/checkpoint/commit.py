@@ -28,14 +28,15 @@ from typing import Any
 from torch import Tensor
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.source import INDEX, SINGLE
+from shardwright.runtime.checkpoint.source import STEM
 
 PREFIX = ".shardwright-"
 """Prefix of folders that hold an uncommitted checkpoint. Readers ignore them."""
 
-STEM = SINGLE.removesuffix(".safetensors")
-
-LABELS = {"transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path"}
+LABELS = {
+    "transformers_version", "_diffusers_version", "dtype", "torch_dtype", "architectures",
+    "_name_or_path",
+}  # fmt: skip
 """Config keys that may differ from the old config: they do not change what the weights mean."""
 
 
@@ -62,6 +63,7 @@ class Draft:
     Attributes:
         folder: the folder that the checkpoint will be in.
         made: whether `begin` created the folder.
+        stem: how the names of weight files begin.
         lock: file descriptor of the lock against other savers; closing it releases the lock, and
             so does the end of the process.
         token: random part of the draft folder's name.
@@ -72,6 +74,7 @@ class Draft:
     folder: Path
     made: bool
     lock: int
+    stem: str = STEM
     token: str = field(default_factory=lambda: secrets.token_hex(4))
     files: dict[Path, Path] = field(default_factory=dict)
     placed: list[Path] = field(default_factory=list)
@@ -94,7 +97,7 @@ class Draft:
             raise CheckpointError(f"{folder} is a file: give a directory to save into")
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        draft = cls(folder, made, _locked(folder))
+        draft = cls(folder, made, _locked(folder), getattr(config, "stem", STEM))
         try:
             draft._check_config(config)
         except BaseException:
@@ -102,14 +105,24 @@ class Draft:
             raise
         return draft
 
+    @property
+    def single(self) -> Path:
+        """Where the weights are if they are one file."""
+        return self.folder / f"{self.stem}.safetensors"
+
+    @property
+    def index(self) -> Path:
+        """Where the index is if they are several."""
+        return self.folder / f"{self.stem}.safetensors.index.json"
+
     def write(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Write a weight file. It gets another final name if an older checkpoint may use `name`."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         final = name
-        if name != SINGLE and self._has_weights():  # an old file may have this name
-            final = f"{STEM}-{self.token}{name.removeprefix(STEM)}"
+        if name != self.single.name and self._has_weights():  # an old file may have this name
+            final = f"{self.stem}-{self.token}{name.removeprefix(self.stem)}"
         draft = self._named(final)
         try:
             save_file(tensors, str(draft), metadata={"format": "pt"})  # transformers requires it
@@ -129,7 +142,7 @@ class Draft:
         generation = getattr(model, "generation_config", None)
         if generation is not None and getattr(model, "can_generate", lambda: False)():
             generation.save_pretrained(inside)
-        for file in _beside(model.config.name_or_path):
+        for file in _beside(getattr(config, "name_or_path", None)):
             if not (self.folder / file.name).exists():
                 shutil.copyfile(file, inside / file.name)
         self.files.update({p: self.folder / p.name for p in sorted(inside.iterdir())})
@@ -141,13 +154,13 @@ class Draft:
             weights: tensor name -> the name given to `write` for its file.
             total: bytes of all tensors.
         """
-        single, index = self.folder / SINGLE, self.folder / INDEX
+        single, index = self.single, self.index
         shards = {d: f for d, f in self.files.items() if f.suffix == ".safetensors"}
         last = next((d for d, f in shards.items() if f == single), None)
         if last is None:
             called = dict(zip(dict.fromkeys(weights.values()), shards.values(), strict=True))
             named = {tensor: called[file].name for tensor, file in weights.items()}
-            last = self._named(INDEX)
+            last = self._named(index.name)
             text = {"metadata": {"total_size": total}, "weight_map": named}
             last.write_text(json.dumps(text, indent=2, sort_keys=True) + "\n")
         for draft in self.files:
@@ -187,8 +200,8 @@ class Draft:
 
     def _weights(self) -> Iterable[Path]:
         """Yield the weight files and index of all checkpoints saved in this folder."""
-        yield from self.folder.glob(f"{STEM}-*[0-9]-of-[0-9]*.safetensors")
-        yield from (p for p in (self.folder / SINGLE, self.folder / INDEX) if p.exists())
+        yield from self.folder.glob(f"{self.stem}-*[0-9]-of-[0-9]*.safetensors")
+        yield from (p for p in (self.single, self.index) if p.exists())
 
     def _has_weights(self) -> bool:
         return any(True for _ in self._weights())

@@ -20,11 +20,16 @@ from shardwright.runtime.checkpoint.mapped import StoredFile
 from shardwright.runtime.checkpoint.names import few
 from shardwright.runtime.checkpoint.quantized import as_dense
 from shardwright.runtime.model.hub import USUAL, Hub
+from shardwright.runtime.model.packages import STEMS as PACKAGE_STEMS
+from shardwright.runtime.model.pipelines import component
 from shardwright.runtime.quantized.config import Quantization
 from shardwright.runtime.quantized.layout import QuantizedWeight
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+STEM = "model"
+SINGLE, INDEX = f"{STEM}.safetensors", f"{STEM}.safetensors.index.json"
+
+STEMS = (STEM, *sorted({*PACKAGE_STEMS.values()} - {STEM}))
+"""How the names of weight files begin, which `save_pretrained` of transformers or others writes."""
 
 LONGEST_NAME = 255
 """Most bytes of a file name."""
@@ -72,6 +77,7 @@ class Checkpoint:
             CheckpointError: there is no such directory, it has no safetensors files, or files are
                 missing, damaged or truncated.
         """
+        path = component(path, hub)
         directory = Path(path)
         if not directory.exists() and _is_hub_id(str(path)):
             directory = _download(str(path), hub)
@@ -162,11 +168,12 @@ def _opened(path: Path) -> StoredFile:
 
 def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
     """Return the checkpoint's safetensors files, and the index's map (empty if none)."""
-    if (directory / SINGLE).is_file():
-        return [directory / SINGLE], {}
+    for stem in STEMS:
+        if (directory / f"{stem}.safetensors").is_file():
+            return [directory / f"{stem}.safetensors"], {}
     indices = sorted(directory.glob("*.safetensors.index.json"))
-    if (directory / INDEX) in indices:
-        indices = [directory / INDEX]
+    for usual in (directory / f"{stem}.safetensors.index.json" for stem in reversed(STEMS)):
+        indices = [usual] if usual in indices else indices
     if len(indices) > 1:
         raise CheckpointError(
             f"{directory} has several indices ({few(i.name for i in indices)}) and none is "

@@ -17,7 +17,8 @@ from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
-from shardwright.runtime.checkpoint.source import SINGLE
+from shardwright.runtime.checkpoint.source import STEM
+from shardwright.runtime.model.packages import config_of
 from shardwright.runtime.quantized.kept import KeptWeight, StoredTensor
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.tensors.parameters import local_of
@@ -76,13 +77,16 @@ def save(
     shapes = {name: _whole_shape(tensor, placed) for name, (tensor, placed) in tensors.items()}
     sizes = {n: s.numel() * tensors[n][0].dtype.itemsize for n, s in shapes.items()}
     sizes |= {name: tensor.nbytes for name, tensor in stored.items()}
+    config = _config(model)
+    stem = getattr(config, "stem", STEM)
+    if not getattr(config, "in_parts", True):
+        limit = max(limit, sum(sizes.values()) + 1)
     files = split_state_dict_into_shards_factory(
         sizes,
         get_storage_size=int,
-        filename_pattern=SINGLE.replace(".", "{suffix}."),
+        filename_pattern=f"{stem}{{suffix}}.safetensors",
         max_shard_size=limit,
-    ).filename_to_tensors or {SINGLE: []}
-    config = _config(model)
+    ).filename_to_tensors or {f"{stem}.safetensors": []}
     if stored:
         config = copy.deepcopy(config)
         config.quantization_config = dict(next(iter(stored.values())).quantization)
@@ -143,10 +147,10 @@ def _finish(
 
 
 def _config(model: nn.Module) -> Any:
-    """Return a transformers config updated with this model's class and dtype; otherwise None."""
+    """Return the config to write, with this model's class and dtype; None if there is none."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "save_pretrained"):
-        return None
+        return config_of(model)
     config.architectures = [type(model).__name__]
     dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
     config.dtype = dtype_name(dtypes[0] if dtypes else torch.get_default_dtype())

@@ -11,7 +11,7 @@ from shardwright.planner.contract.plain_values import FREE
 
 HARMLESS = frozenset(
     """
-_adapters_disabled _commit_hash _disable_adapters _gradient_checkpointing_func
+_adapters_disabled _commit_hash _diffusers_hook _disable_adapters _gradient_checkpointing_func
 _is_fsdp_managed_module _is_hf_initialized _loss_function _name_or_path _output_attentions
 _output_capturing_hooks_installed architectures dtype generation_config gradient_checkpointing
 id2label initializer_range label2id loss_function merged_adapters name_or_path
@@ -20,7 +20,8 @@ transformers_version
 )
 """Names of attributes that may change, besides `FREE` flags, torch's own ones, and token ids.
 Training mode and losses of sharded logits are checked elsewhere. Code skips adapters that are off
-or merged into their layers, so the layer around them adds one term less."""
+or merged into their layers, so the layer around them adds one term less. diffusers' list of hooks
+does nothing by itself: a hook in it also replaces a forward, which is refused."""
 
 OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
 """Attributes that torch sets in each module, and lists of weights in recurrent layers."""

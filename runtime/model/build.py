@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwright.errors import ModelError, UsageError, first_line
 from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
+from shardwright.runtime.model.packages import PackageConfig, default_dtype
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -121,7 +122,7 @@ def empty_model(
         ModelError: a buffer that no checkpoint holds depends on a parameter's value and therefore
             could not be computed.
     """
-    with parameters_on_meta(), _default_dtype(dtype):
+    with parameters_on_meta(), default_dtype(dtype):
         model = factory(*args, **kwargs)
     move_to_meta(model)
     if lost := [name for name, buffer in _transient(model) if buffer.is_meta]:
@@ -140,16 +141,6 @@ def _transient(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}".lstrip("."), buffer
 
 
-@contextmanager
-def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or before)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def move_to_meta(model: nn.Module) -> None:
     """Move parameters to meta that are not there yet, such as those of `torch.Tensor(n)`."""
     moved: dict[int, nn.Parameter] = {}
@@ -159,8 +150,8 @@ def move_to_meta(model: nn.Module) -> None:
                 module._parameters[name] = moved.setdefault(id(param), _to_meta(param))
 
 
-def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> type[nn.Module]:
-    """Return the model class that `config` names.
+def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
+    """Return the model class that `config` names; of other packages, what builds the model.
 
     Args:
         config: The result of `read_config`.
@@ -173,6 +164,8 @@ def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) 
     """
     import transformers
 
+    if isinstance(config, PackageConfig):
+        return config
     names = getattr(config, "architectures", None) or _causal(config)
     if not isinstance(names, list | tuple) or not isinstance(next(iter(names), None), str):
         raise ModelError(

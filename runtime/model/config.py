@@ -18,6 +18,8 @@ from typing import Any
 from shardwright.errors import ModelError, first_line
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
+from shardwright.runtime.model.packages import package_config
+from shardwright.runtime.model.pipelines import component
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Keys that may name code on the Hub, as `owner/kernel`."""
@@ -41,7 +43,10 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    name = component(name, hub)
     _check_file(name)
+    if (own := package_config(name)) is not None:
+        return own
     try:
         with trusting(trust_remote_code):
             how = {"trust_remote_code": trust_remote_code, **hub.options()}

@@ -14,16 +14,19 @@ class Hub(NamedTuple):
         cache_dir: Folder for downloads; the Hub's own cache by default.
         local_files_only: Whether to use only files that are already downloaded.
         token: The access token, or whether to use the one that `hf auth login` stored.
+        subfolder: The model in a pipeline that is meant, as `transformer`; of directories, too.
     """
 
     revision: str | None = None
     cache_dir: str | Path | None = None
     local_files_only: bool = False
     token: str | bool | None = None
+    subfolder: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return the options that are set, under transformers' names."""
-        given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
+        """Return the options that are set, under transformers' names, but the subfolder."""
+        every = self._replace(subfolder=None)._asdict().items()
+        given = {k: v for k, v in every if v is not None and v is not False}
         return given | ({"token": False} if self.token is False else {})
 
     @property

@@ -11,6 +11,7 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.model.packages import is_of_diffusers, own_fields
 
 VOLATILE = {
     "_name_or_path",
@@ -28,10 +29,15 @@ VOLATILE = {
 
 
 def config_hash(module: nn.Module) -> str:
-    """Return the SHA-256 of the config without volatile keys, or of the shapes if none."""
+    """Return the SHA-256 of the config without volatile keys, or of the shapes if none.
+
+    In configs of diffusers, keys with an underscore say who wrote them, and when.
+    """
     config = getattr(module, "config", None)
     if hasattr(config, "to_dict"):
         data = _lasting(config.to_dict())  # type: ignore[union-attr]
+    elif is_of_diffusers(module):
+        data = _lasting({k: v for k, v in own_fields(module).items() if not k.startswith("_")})
     else:
         data = {n: list(p.shape) for n, p in module.named_parameters(remove_duplicate=False)}
     text = json.dumps(data, sort_keys=True, default=str)

@@ -24,18 +24,18 @@ OPTIONS = {
     "--dp --dtype --dump --expert-imbalance --gpus-per-host --help --hosts --html --inputs --json "
     "--local-files-only --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
-    "--ranks --revision --seq --sequence-parallel --solver --speeds --time-limit --tp "
-    "--tp-plan --trust-remote-code --write-model -h -o -q",
-    "doctor": "--cache-dir --device --help --inputs --json --local-files-only --revision --tp "
-    "--trust-remote-code -h",
+    "--ranks --revision --seq --sequence-parallel --solver --speeds --subfolder --time-limit "
+    "--tp --tp-plan --trust-remote-code --write-model -h -o -q",
+    "doctor": "--cache-dir --device --help --inputs --json --local-files-only --revision "
+    "--subfolder --tp --trust-remote-code -h",
     "show": "--help --html --inputs --json --model --trust-remote-code -h",
     "explain": "--cache-dir --help --inputs --json --local-files-only --revision "
-    "--trust-remote-code -h",
+    "--subfolder --trust-remote-code -h",
     "diff": "--help --json -h",
     "export": "--cache-dir --help --local-files-only --output --own-styles --revision --to "
     "--trust-remote-code -h -o",
     "check": "--accept --cache-dir --dtype --help --inputs --json --layers --local-files-only "
-    "--numeric --revision --trust-remote-code -h",
+    "--numeric --revision --subfolder --trust-remote-code -h",
     "audit": "--device --help --json --tp -h",
     "serve": "--cache-dir --cache-tokens --dtype --help --host --local-files-only --max-length "
     "--max-requests --name --plan --port --revision --timeout --tp --trust-remote-code -h",

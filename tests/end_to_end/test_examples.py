@@ -24,6 +24,7 @@ SAYS = {
     "lora": "merged into the unsplit model: as trained unsplit",
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
+    "pipeline": "the same image as the unsplit pipeline",
     "train": "saved, and read by transformers",
     "trainer": "that of the checkpoint, as plain transformers reads it",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
 from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.decoding import SWITCH
-from shardwright.planner.trace.runs.example_calls import example_call
+from shardwright.planner.trace.runs.example_calls import example_calls
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs
@@ -151,14 +151,15 @@ def read_source(
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
     known = bool(args or kwargs)
-    given = (args, kwargs or {}) if known else ((), example_call(module))
+    first, *others = ({},) if known else example_calls(module)
+    given = (args, kwargs or {}) if known else ((), first)
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
     # Values of floats would let code branch on them unnoticed, through `int(x.sum())`.
     valued: tuple[tuple[Any, ...], dict[str, Any]] | None = remember(given, on_meta)
     plain = Run("", on_meta[0], valued[1] if valued else on_meta[1])
     more = () if known else more_runs(module, plain)
     fuller = (run.kwargs for run in more if not run.module)
-    calls = _further(module, *on_meta, *fuller, batches=batches)
+    calls = _further(module, *on_meta, *fuller, others=others, batches=batches)
     quantized = quantized_parameters(module, quantization)
     return Source(
         module,
@@ -178,14 +179,16 @@ def _further(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *fuller: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]] = (),
     batches: bool,
 ) -> dict[str, Any]:
     """Return further runs and wishes for these inputs, and decoding steps for `fuller` inputs.
 
-    With `batches`, calls of continuous batching are among them.
+    Calls with `others` are among them, and with `batches` those of continuous batching.
     """
     inputs = named_inputs(module, args, kwargs)
     found = () if inputs is None else wishes(module, inputs)
+    found = (*found, *((Run("", (), to_meta(other), priced=False),) for other in others))
     found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
     found += ((batched_call(module),),) if batches else ()
     return {"further": tuple(wish[0] for wish in found), "wishes": found}

@@ -24,6 +24,7 @@ from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.documented_shapes import documented
 from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs
 from shardwright.planner.trace.runs.further_runs import has_switch
+from shardwright.planner.trace.runs.package_calls import package_calls
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.subject import Subject, number
@@ -51,6 +52,15 @@ MOST = 40
 
 BEFORE = 2
 """Text tokens in front of an image."""
+
+
+def example_calls(module: nn.Module) -> list[dict[str, Any]]:
+    """Return inputs by name of the plain call, and of further calls that the code tells apart.
+
+    Raises:
+        ModelError: the inputs are unknown; the message says what is known of them.
+    """
+    return package_calls(module) or [example_call(module)]
 
 
 def example_call(module: nn.Module) -> dict[str, Any]:
