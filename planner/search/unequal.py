@@ -71,7 +71,7 @@ def _ratio(values: Sequence[float]) -> tuple[int, ...]:
     """Return small whole numbers in about the ratio of some values; empty if these are equal."""
     if len({*values}) < 2:
         return ()
-    exact = [value / min(values) for value in values]
+    exact, numbers = [value / min(values) for value in values], tuple[int, ...]()
     for least in range(1, STEPS + 1):
         numbers = tuple(round(value * least) for value in exact)
         if all(abs(n / least / v - 1) <= CLOSE for n, v in zip(numbers, exact, strict=True)):

@@ -210,7 +210,7 @@ def _of_timm_directory(directory: Path, fields: dict[str, Any]) -> PackageConfig
             f"{directory} names the model {title!s:.80} of timm, which timm {timm.__version__} "
             "does not have: install the version that saved it"
         )
-    made = _timm_maker(f"local-dir:{directory.resolve()}")
+    made = _TimmMaker(f"local-dir:{directory.resolve()}")
     return PackageConfig("timm", title, fields, made, str(directory), _stored(directory))
 
 
@@ -223,7 +223,7 @@ def _of_timm(name: str) -> PackageConfig | None:
     timm, title = _imported("timm", name), name.removeprefix(OWNER)
     if not timm.is_model(title):
         return None
-    return PackageConfig("timm", title, {ARCHITECTURE: title}, _timm_maker(title), name)
+    return PackageConfig("timm", title, {ARCHITECTURE: title}, _TimmMaker(title), name)
 
 
 class _Maker:
@@ -237,7 +237,7 @@ class _Maker:
 
 
 @dataclass(frozen=True)
-class _timm_maker:
+class _TimmMaker:
     """Builds a model of timm without weights."""
 
     name: str
