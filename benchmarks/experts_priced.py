@@ -2,6 +2,7 @@
 
     python -m benchmarks.experts_priced              two models, two clusters, prefill and decode
     python -m benchmarks.experts_priced qwen3-235b --json FILE
+    python -m benchmarks.experts_priced --published  a prefill that SGLang has measured
 
 Needs no weights and no GPU. Weights are in bfloat16, on hosts of eight H200. Meshes that do not fit
 are priced, too.
@@ -33,6 +34,28 @@ LOADS: dict[str, dict[str, Any]] = {
 }
 
 
+PUBLISHED: tuple[tuple[int, dict[str, int], int], ...] = (
+    (4, {"ep": 32, "tp": 1}, 128),
+    (2, {"tp": 16}, 64),
+)
+"""Hosts of 8 H100, mesh, and sequences of 4,096 tokens.
+
+SGLang reports 52,300 tokens/s a host for the first, in FP8, and five times plain tensor parallelism
+(lmsys.org, May 2025).
+"""
+
+
+def published() -> None:
+    """Print the tokens a second of a host in a prefill, on the meshes of SGLang's report."""
+    config, found = MODELS["deepseek-v3"].config(), []
+    for hosts, mesh, batch in PUBLISHED:
+        how: Any = {"device": "h100-nvlink", "gpus_per_host": PER_HOST, "memory": 1 << 50}
+        plan = shardwright.plan(config, mesh=mesh, batch=batch, seq=4096, **how)
+        found.append(batch * 4096 / plan.predicted.time_ns * 1e9 / hosts)
+        click.echo(f"{mesh} on {hosts} hosts: {found[-1]:,.0f} tokens/s a host")
+    click.echo(f"{found[0] / found[1]:.1f} times as many")
+
+
 def meshes(ranks: int) -> list[dict[str, int]]:
     """Return tp within hosts or not at all, with dp or ep, and tp over all ranks."""
     some = [{dim: ranks // tp, "tp": tp} for tp in (1, PER_HOST) for dim in ("dp", "ep")]
@@ -55,8 +78,12 @@ def priced(name: str, hosts: int, load: str, mesh: dict[str, int]) -> dict[str, 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
-def main(names: tuple[str, ...], path: Path | None) -> None:
+@click.option("--published", "reported", is_flag=True, help="Price what SGLang has measured.")
+def main(names: tuple[str, ...], path: Path | None, reported: bool) -> None:
     """Price mixtures on several meshes."""
+    if reported:
+        published()
+        return
     console = Console(stderr=True)
     jobs = [
         (name, hosts, load, mesh)

@@ -172,8 +172,3 @@ def options(at: Subject, name: str) -> list[Option]:
     if name == next(iter(at.names), None):
         return [*_latents(at, name)]
     return next(([*make(at, name)] for text, make in KINDS if re.search(text, name)), [])
-
-
-def is_mask(name: str) -> bool:
-    """Return whether an argument is a mask by its name."""
-    return "mask" in name

@@ -7,7 +7,7 @@ it says so of that argument.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
@@ -72,20 +72,10 @@ def arguments(given: Given) -> dict[str, Any]:
 
 
 def tried(root: nn.Module, given: Given) -> Ended:
-    """Return how a call of `root` ends: with one block of each kind or, if that fails, with all."""
-    found = [_tried(root, given, stacks) for stacks in _ways(root)]
-    return next((ended for ended in found if ended.runs), found[0])
-
-
-def _ways(root: nn.Module) -> list[Any]:
-    stacks = find_stacks(root)
-    return [stacks] if stacks else [[]]
-
-
-def _tried(root: nn.Module, given: Given, stacks: Sequence[Any]) -> Ended:
+    """Return how a call of `root` ends, with one block of each kind."""
     ended = Ended()
     try:
-        with shortened(root, stacks), duplicated(root) as module, _Steps(ended):
+        with shortened(root, find_stacks(root)), duplicated(root) as module, _Steps(ended):
             _watch(module, given, ended)
             run_on_fake(module, [Run("", (), arguments(given))], Opaque(module))
         ended.runs = True
