@@ -105,6 +105,8 @@ Examples:
               "[default: only if nothing fits --memory without]")  # fmt: skip
 @click.option("--continuous-batching", is_flag=True,
               help="Prove transformers' continuous batching, too (generate_batch).")  # fmt: skip
+@click.option("--tune", is_flag=True,
+              help="Time other plans, too, on ranks here, and keep the fastest.")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
               help="Write what the planner saw and decided there, as text.")  # fmt: skip
 @click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
@@ -134,6 +136,7 @@ def plan(
     table_file: str | None,
     dump: str | None,
     write_model: str | None,
+    tune: bool,
     as_json: bool,
     quiet: bool,
     how: dict[str, Any],
@@ -185,13 +188,15 @@ def plan(
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
         from shardwright.planner.search.ladder import search
-        from shardwright.planner.search.meshes import choose_mesh
+        from shardwright.planner.search.meshes import choose_mesh, other_meshes
         from shardwright.planner.search.solution import SolverOptions
         from shardwright.planner.search.unequal import search_unequal
         from shardwright.planner.trace.model.components import chosen_component
 
         # refuse before the trace what can be refused at once
         cluster = cluster_of(hosts, gpus_per_host, ranks, device)
+        if tune and cluster and cluster.hosts > 1:
+            raise click.UsageError("--tune starts ranks on this machine: give --ranks")
         dims = parse_mesh(mesh) if mesh else None if cluster else read_mesh(tp, None)
         parse_phases(phase)
         if solver is not None:
@@ -203,10 +208,11 @@ def plan(
             **workload, **with_inputs(how),
         }  # fmt: skip
         limit = None if isinstance(memory, tuple) else memory
-        asked = SolverOptions(solver, time_limit, limit, objective, began)
+        asked, others = SolverOptions(solver, time_limit, limit, objective, began), []
         if cluster:
             found = read(model, batch or cluster.ranks, **given)
             ended = choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model))
+            others = other_meshes(found, cluster, ended) if tune else []
         else:
             on = {"mesh": dims, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
             sharing = prepare_shares(model, **on, **unlike, **given)
@@ -219,6 +225,12 @@ def plan(
         task, result = ended.task, ended.plan
         table = table_of(named, task.source.module) if compare else {}
         hand = price(task, table) if compare else None
+    if tune:
+        with working("timing plans on ranks"):
+            from shardwright.planner.on_ranks.tune import tune_search
+
+            ended = tune_search(ended, model, others, **with_inputs(how))
+            result = ended.plan
     if output is not None:
         write(output, result.to_json())
     if how["subfolder"] is None and (chosen := chosen_component(model)):

@@ -260,6 +260,21 @@ class MeshChoice(SparsePart):
     why: str = Field(default="", description="why it has no plan or does not fit")
 
 
+class Trial(Part):
+    """Another plan that was timed in turn with the one that the planner chose."""
+
+    mesh: dict[str, int] = Field(description="its mesh dim name -> ranks")
+    pins: dict[str, str] = Field(description="its pins")
+    predicted_ns: Count = Field(description="its predicted time of the whole workload")
+    time_ns: Count = Field(description="the measured one: the sum of medians of phases")
+    beside_ns: Count = Field(description="the same of the plan that the planner chose")
+
+    @property
+    def share(self) -> float:
+        """Its measured time, in shares of the other."""
+        return self.time_ns / max(self.beside_ns, 1)
+
+
 class SolverReport(Part):
     """Who found the plan and how good it is known to be."""
 

@@ -32,6 +32,7 @@ from shardwright.planner.contract.plan_figures import (
     Prediction,
     SolverReport,
     SparsePart,
+    Trial,
     Workload,
 )
 
@@ -303,7 +304,7 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
 class Plan(SparsePart):
     """How to split one model over one mesh."""
 
-    optional = frozenset({"meshes"})
+    optional = frozenset({"meshes", "trials"})
 
     format: Literal["shardwright.plan"] = FORMAT
     version: Literal[3] = VERSION
@@ -338,6 +339,10 @@ class Plan(SparsePart):
     meshes: list[MeshChoice] = Field(
         default=[],
         description="all meshes that were compared, this plan's first; left out if it was given",
+    )
+    trials: list[Trial] = Field(
+        default=[],
+        description="other plans that `--tune` timed on ranks, the fastest first; left out if none",
     )
     solver: SolverReport
     versions: dict[str, str] = {}

@@ -81,12 +81,7 @@ def compare(
         DistributedError: a rank died.
     """
     dtype = as_dtype(dtype) or torch.float32
-    if not (
-        isinstance(model, nn.Module)
-        or python_references.is_code(model)
-        or hasattr(model, "to_dict")
-    ):
-        model = read_config(model, trust_remote_code, Hub(**hub))
+    model = buildable(model, trust_remote_code, Hub(**hub))
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
         model = cut(model, layers)
@@ -103,6 +98,13 @@ def compare(
     return Difference(
         plan.world_size, depth, name, parameters, logits, gradients, worst, TOLERANCE[dtype]
     )
+
+
+def buildable(model: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
+    """Return what `random_model` takes for a model that is named as `shardwright.plan` takes it."""
+    if isinstance(model, nn.Module) or python_references.is_code(model):
+        return model
+    return model if hasattr(model, "to_dict") else read_config(model, trust_remote_code, hub)
 
 
 def cut(config: Any, layers: int) -> Any:

@@ -90,6 +90,8 @@ def _summary(plan: Plan) -> RenderableType:
         found.append(("pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items())))
     if plan.meshes:
         found.append(("launch", launch_line(plan)))
+    if plan.trials:
+        found.append(("timed", _timed(plan)))
     solver = solver_in_words(plan.solver)
     found.append(("solver", f"for least memory: {solver}" if text else solver))
     if plan.solver.note:
@@ -97,6 +99,15 @@ def _summary(plan: Plan) -> RenderableType:
     for what, value in found:
         grid.add_row(f"  {what}", Text(value) if isinstance(value, str) else value)
     return Group(title, grid)
+
+
+def _timed(plan: Plan) -> str:
+    """Return what came of timing other plans beside the one that the planner chose."""
+    best = plan.trials[0]
+    beside = f"{len(plan.trials)} other plans on ranks, beside the cheapest"
+    if (best.mesh, best.pins) == (plan.mesh, plan.pins):
+        return f"{beside}: this one took {best.share:.2f} of its time"
+    return f"{beside}, which was kept: the best took {best.share:.2f} of its time"
 
 
 def _by_rank(plan: Plan) -> str:

@@ -27,6 +27,9 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.units import human_bytes
 
+NEXT = 3
+"""Meshes besides the best that are worth timing."""
+
 FITTING = [step for step in SOLVING if step.take is not least_memory]
 """The steps to a solution that fits."""
 
@@ -137,6 +140,21 @@ def choose_mesh(
     table = [chosen, *(choice for choice, task in solved if task is not of)]
     plan = ended.plan.model_copy(update={"meshes": table})
     return replace(ended, outcome=plan.sealed(), over=None, beyond=None)
+
+
+def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> list[SearchState]:
+    """Return the searches on the next best meshes that fit, of those that were compared.
+
+    Args:
+        model: The model.
+        cluster: The hosts.
+        ended: The end of `choose_mesh`.
+    """
+    per_host = ranks_on_a_host(model.workload.device, cluster.ranks, cluster.gpus_per_host)
+    fit = [choice for choice in ended.plan.meshes[1:] if choice.fits and choice.dp == "ddp"]
+    tasks = (model.on(choice.mesh, choice.dp, per_host) for choice in fit[:NEXT])
+    found = [search(task, ended.asked) for task in tasks]
+    return [now for now in found if not isinstance(now.outcome, InfeasibleError)]
 
 
 def _choice(now: SearchState) -> MeshChoice:

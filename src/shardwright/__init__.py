@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.exports.exports import export
     from shardwright.planner.on_ranks.numeric import compare
+    from shardwright.planner.on_ranks.tune import tune
     from shardwright.planner.prove.check import check
     from shardwright.planner.report.diff import differences
     from shardwright.planner.report.explain import explain
@@ -79,6 +80,7 @@ __all__ = [
     "save",
     "split_tensors",
     "tp_plan",
+    "tune",
 ]
 
 _HOME = {
@@ -102,6 +104,7 @@ _HOME = {
     "save": "shardwright.runtime.api",
     "split_tensors": "shardwright.runtime.state.gather",
     "tp_plan": "shardwright.runtime.in_transformers",
+    "tune": "shardwright.planner.on_ranks.tune",
 }
 
 

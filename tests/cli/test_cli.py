@@ -25,7 +25,7 @@ OPTIONS = {
     "--local-files-only --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
     "--ranks --revision --seq --sequence-parallel --solver --speeds --subfolder --time-limit "
-    "--tp --tp-plan --trust-remote-code --write-model -h -o -q",
+    "--tp --tp-plan --trust-remote-code --tune --write-model -h -o -q",
     "doctor": "--cache-dir --device --help --inputs --json --local-files-only --revision "
     "--subfolder --tp --trust-remote-code -h",
     "show": "--help --html --inputs --json --model --trust-remote-code -h",
