@@ -46,6 +46,9 @@ from shardwright.runtime.model.hub import Hub
 DEVICE = "h100-nvlink"
 """The device profile by default."""
 
+BY_RANK = ("shares", "speeds", "memories")
+"""Keys of a plan's workload with a number for each rank of tp, where these differ."""
+
 
 @not_in_model_code
 @uncollected()
@@ -200,7 +203,9 @@ def plan(
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
-    """Return the arguments of `plan` and `prepare` that give a plan's mesh, workload and pins.
+    """Return the arguments of `prepare` that give a plan's mesh, workload and pins.
+
+    `plan` takes them, too, if all ranks are alike.
 
     Raises:
         PlanError: torch has no such dtype.
@@ -213,11 +218,11 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
-        "expert_imbalance": load.imbalance, "shares": load.shares, "speeds": load.speeds,
-        "memories": load.memories,
+        "expert_imbalance": load.imbalance,
         "continuous_batching": any(PAGED in call.state for call in plan.calls),
         "dp": load.dp, "dequantize": load.quantized is None,
         "gpus_per_host": load.gpus_per_host or plan.world_size,
+        **{name: given for name in BY_RANK if (given := getattr(load, name))},
     }  # fmt: skip
 
 

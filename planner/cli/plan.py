@@ -227,7 +227,7 @@ def plan(
         hand = price(task, table) if compare else None
     if tune:
         with working("timing plans on ranks"):
-            from shardwright.planner.on_ranks.tune import tune_search
+            from shardwright.planner.tune import tune_search
 
             ended = tune_search(ended, model, others, **with_inputs(how))
             result = ended.plan

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.exports.exports import export
     from shardwright.planner.on_ranks.numeric import compare
-    from shardwright.planner.on_ranks.tune import tune
     from shardwright.planner.prove.check import check
     from shardwright.planner.report.diff import differences
     from shardwright.planner.report.explain import explain
     from shardwright.planner.search.meshes import Cluster
+    from shardwright.planner.tune import tune
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.boundary.patches import adding_adapters
@@ -104,7 +104,7 @@ _HOME = {
     "save": "shardwright.runtime.api",
     "split_tensors": "shardwright.runtime.state.gather",
     "tp_plan": "shardwright.runtime.in_transformers",
-    "tune": "shardwright.planner.on_ranks.tune",
+    "tune": "shardwright.planner.tune",
 }
 
 

@@ -12,13 +12,14 @@ from click.testing import CliRunner
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner import tune as tuning
 from shardwright.planner.api import prepare
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.on_ranks import tune as tuning
 from shardwright.planner.report.report import to_text
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.search_state import SearchState
+from tests import planning
 
 CONFIG = transformers.LlamaConfig(
     hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -74,7 +75,7 @@ def test_another_is_kept_if_it_is_faster(
 
 def test_what_cannot_be_timed(tmp_path: Path) -> None:
     how: Any = {"mesh": {"dp": 2, "tp": 2}, "phase": "train", "dp": "fsdp"}
-    plan = shardwright.plan(CONFIG, device="cpu-gloo", seq=16, **how)
+    plan = planning.plan(CONFIG, device="cpu-gloo", seq=16, **how)
     with pytest.raises(UsageError, match="a plan for fully_shard cannot be timed"):
         shardwright.tune(plan, CONFIG)
     CONFIG.save_pretrained(tmp_path)

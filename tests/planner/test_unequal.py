@@ -128,7 +128,7 @@ def test_what_fits_in_no_way() -> None:
 )
 def test_what_does_not_go_together(how: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        shardwright.plan(CONFIG, **how)
+        planning.plan(CONFIG, **how)
 
 
 def test_no_export_to_runtimes_that_share_out_evenly() -> None:
