@@ -30,7 +30,7 @@ def shard_range(size: int, rank: int, ranks: int) -> Range:
 def apportioned(size: int, weights: Sequence[int]) -> tuple[int, ...]:
     """Return how many of `size` indices each rank holds, in the ratio of weights.
 
-    No rank holds one more or one less than its exact share. Ranks before it hold what these hold.
+    Each rank holds its exact share, rounded up or down.
     """
     ends = [(2 * size * w + sum(weights)) // (2 * sum(weights)) for w in accumulate(weights)]
     return tuple(b - a for a, b in pairwise((0, *ends)))
