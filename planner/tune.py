@@ -167,18 +167,27 @@ def _alike(one: Plan, other: Plan) -> bool:
 def _timed(
     plan: Plan, others: Sequence[Plan], given: Given, on_gpus: bool
 ) -> list[tuple[int, int]]:
-    """Return, for each other plan, the nanoseconds of the plan's workload and of its own."""
+    """Return, for each other plan, the nanoseconds of the plan's workload and of its own.
+
+    The best of many may be so by chance: it is timed once more, and the worse of both times counts.
+    """
     dtype = as_dtype(plan.workload.dtype) or torch.float32
     whole = random_model(given.model, dtype, given.trust_remote_code, given.hub)
     device = torch.device("cuda", dist.get_rank()) if on_gpus else None
     first = _split(whole, plan, device, given.inputs)
-    out = []
-    for other in others:
+
+    def beside(other: Plan) -> tuple[int, int]:
         second, times = _split(whole, other, device, given.inputs), [0, 0]
         for phase, often in plan.workload.phases.items():
             pair = _in_turn([_once(phase, *first), _once(phase, *second)])
             times = [spent + often * once for spent, once in zip(times, pair, strict=True)]
-        out.append((times[0], times[1]))
+        return times[0], times[1]
+
+    out = [beside(other) for other in others]
+    best = [min(range(len(out)), key=lambda i: out[i][1] / out[i][0])]
+    dist.broadcast_object_list(best)  # ranks measure a little differently
+    again = beside(others[best[0]])
+    out[best[0]] = max(out[best[0]], again, key=lambda pair: pair[1] / pair[0])
     return out
 
 
