@@ -32,12 +32,11 @@ from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.problem.tp_plan import pins as hand_written_pins
 from shardwright.planner.problem.tp_plan import table_of
-from shardwright.planner.search.ladder import run
 from shardwright.planner.search.meshes import Cluster, choose_mesh
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
-from shardwright.planner.search.unequal import Sharing, search_unequal
+from shardwright.planner.search.unequal import Sharing, search_shares
 from shardwright.planner.stages import stage
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.trace_lock import not_in_model_code
@@ -197,9 +196,7 @@ def plan(
     sharing = prepare_shares(model, tp, memories=memories, speeds=speeds or (), **how)
     task = sharing(None)
     with dumping(dump, task, write_model) as tell:
-        if memories or speeds:
-            return search_unequal(sharing, asked, tell).plan
-        return run(task, asked, tell)
+        return search_shares(task, sharing, asked, tell).plan
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:

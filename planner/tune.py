@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,18 @@ from shardwright.planner.contract.plan_figures import Trial, Workload
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.on_ranks.launch import run_processes
-from shardwright.planner.on_ranks.numeric import buildable, in_dtype, random_model, run
+from shardwright.planner.on_ranks.numeric import (
+    buildable,
+    in_dtype,
+    random_inputs,
+    random_model,
+    run,
+)
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.report.explain import asked_for, explained
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.search_state import SearchState
 from shardwright.planner.trace.model import python_references
-from shardwright.planner.trace.runs.example_calls import text_inputs
 from shardwright.runtime.api import apply
 from shardwright.runtime.model.build import as_dtype
 from shardwright.runtime.model.hub import Hub
@@ -222,17 +227,9 @@ def _inputs(
 ) -> python_references.Inputs:
     """Return the given inputs, or random tokens for a copy of the model in the workload."""
     weight = next(p for p in model.parameters() if p.is_floating_point())
-    if any(given):
-        return tree_map(
-            lambda v: v.to(weight.device) if isinstance(v, Tensor) else v,
-            in_dtype(given, weight.dtype),
-        )
-    inputs, config = text_inputs(model).items(), cast(Any, model.config)
     sizes = {TRACE_BATCH: -(-load.batch // load.replicas), TRACE_SEQ: load.seq}
-    generator, words = torch.Generator().manual_seed(0), config.get_text_config().vocab_size
-    shapes = {n: [sizes.get(k, k) for k in v.shape] for n, v in inputs if isinstance(v, Tensor)}
-    tokens = {n: torch.randint(words, at, generator=generator) for n, at in shapes.items()}
-    return (), {**dict(inputs), **{n: v.to(weight.device) for n, v in tokens.items()}}
+    inputs = in_dtype(given, weight.dtype) if any(given) else ((), random_inputs(model, sizes))
+    return tree_map(lambda v: v.to(weight.device) if isinstance(v, Tensor) else v, inputs)
 
 
 def _decoding(model: nn.Module, inputs: python_references.Inputs) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""What holds for all tests: which are long, and that hypothesis measures no time.
+"""What holds for all tests: which are long, plans that they share, and no time for hypothesis.
 
 Other programs stretch the time that an example takes.
 """
@@ -7,9 +7,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.marks import are_long
+from tests.planning import Once
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plans_before_ranks_start(request: pytest.FixtureRequest) -> None:
+    """Make the plans that the tests of a file share."""
+    for shared in vars(request.module).values():
+        if isinstance(shared, Once):
+            shared.prepare()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,12 +6,38 @@ would only prove again what backtracking finds, in a quarter of the time of such
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import shardwright
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.search.solution import SolverOptions
 
 proven = partial(shardwright.plan, objective="memory")
 """As the command line plans: also for benchmarks, and where a test is about solvers."""
 plan = partial(proven, solver="backtracking")
+
+
+class Once:
+    """Plans that the tests of a file share, made before its first test: ranks only read them.
+
+    Args:
+        make: Returns a plan.
+        cases: Arguments of each plan; by default one plan without arguments.
+    """
+
+    def __init__(self, make: Callable[..., Plan], *cases: int) -> None:
+        self.make, self.cases = make, [(case,) for case in cases] or [()]
+        self.plans: dict[tuple[int, ...], Plan] = {}
+
+    def __call__(self, *case: int) -> Plan:
+        return self.plans[case]
+
+    def prepare(self) -> None:
+        """Make the plans that are not there yet."""
+        for case in self.cases:
+            if case not in self.plans:
+                self.plans[case] = self.make(*case)
+
+
 ASKED = SolverOptions(objective="memory")

@@ -187,10 +187,9 @@ def plan(
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
-        from shardwright.planner.search.ladder import search
         from shardwright.planner.search.meshes import choose_mesh, other_meshes
         from shardwright.planner.search.solution import SolverOptions
-        from shardwright.planner.search.unequal import search_unequal
+        from shardwright.planner.search.unequal import search_shares
         from shardwright.planner.trace.model.components import chosen_component
 
         # refuse before the trace what can be refused at once
@@ -218,10 +217,7 @@ def plan(
             sharing = prepare_shares(model, **on, **unlike, **given)
             task = sharing(None)
             with dumping(dump, task, write_model) as tell:
-                if any(unlike.values()):
-                    ended = search_unequal(sharing, asked, tell)
-                else:
-                    ended = search(task, asked, tell)
+                ended = search_shares(task, sharing, asked, tell)
         task, result = ended.task, ended.plan
         table = table_of(named, task.source.module) if compare else {}
         hand = price(task, table) if compare else None

@@ -6,8 +6,6 @@ here count the bytes and operations in each pass of the workload.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
 from shardwright.planner.cost.redistribution import RedistributionCosts
@@ -55,15 +53,18 @@ class Costs:
         self.redistributions = RedistributionCosts(graph, states, self.sizes, workload, on)
         self.ops = OpCosts(graph, self.sizes, on)
         self.passes = self.sizes.passes
+        self._held: dict[int | None, Holdings] = {}
 
-    @cached_property
+    @property
     def holdings(self) -> Holdings:
         """The bytes held of each tensor on the rank that has least room."""
         return self.held_by(self.workload.tightest)
 
     def held_by(self, rank: int | None) -> Holdings:
         """Return the bytes held of each tensor on a rank of tp; None is the one that holds most."""
-        at = self.sizes
-        if rank != at.rank:
-            at = TensorSizes(self.graph, self.axes, at.sub, self.workload, at.keys, rank)
-        return Holdings(self.graph, at, self.workload, self.caches)
+        if rank not in self._held:
+            at = self.sizes
+            if rank != at.rank:
+                at = TensorSizes(self.graph, self.axes, at.sub, self.workload, at.keys, rank)
+            self._held[rank] = Holdings(self.graph, at, self.workload, self.caches)
+        return self._held[rank]

@@ -12,7 +12,7 @@ from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import Keys, counts_tokens, find_keys, last_of_two
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_ROWS, TRACE_SEQ, TRACE_SOURCE
-from shardwright.planner.strategies.state import Cut, State, cut_of
+from shardwright.planner.strategies.state import Cut, State, cut_of, mask_at
 from shardwright.planner.strategies.sub_axes import SubAxes
 from shardwright.rules.notation import letters
 
@@ -98,7 +98,7 @@ class TensorSizes:
         else:
             parts = [self.length(c, cut, run, keys) for c in dim.children]
             return prod(parts) if dim.kind == "product" else sum(parts)
-        mask = next((m for a, m in cut if a == dim.id), 0)
+        mask = mask_at(cut, dim.id)
         if dim.id in self.run_time:  # ranks share tokens evenly
             return -(-size // self.sub.size(mask))
         return self.sub.part(size, mask, self.rank) if mask else size

@@ -10,7 +10,7 @@ from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.strategies.state import Cut, State, cut_of
+from shardwright.planner.strategies.state import Cut, State, cut_of, mask_at
 from shardwright.planner.strategies.states import States
 from shardwright.planner.verify.check import Assignment
 
@@ -102,16 +102,12 @@ class Layouts:
         return self._dims[at]
 
     def _made(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
+        mask, sub = mask_at(cut, dim.id), self.states.sub
+        mesh = sub.text(mask) if mask else None
         if open_sizes and dim.id in self.run_time:
-            return layout.Atom(None, self._mesh(dim, cut))
+            return layout.Atom(None, mesh)
         if dim.kind == ATOM:
-            mask = next((m for a, m in cut if a == dim.id), 0)
-            even = dim.id in self.run_time
-            shares = () if even else self.states.sub.shares(dim.size, mask)
-            return layout.Atom(dim.size, self._mesh(dim, cut), shares)
+            shares = () if dim.id in self.run_time else sub.shares(dim.size, mask)
+            return layout.Atom(dim.size, mesh, shares)
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
         return layout.Product(children) if dim.kind == PRODUCT else layout.Concat(children)
-
-    def _mesh(self, dim: Dim, cut: Cut) -> str | None:
-        """Return the mesh dim or sub-axes that shard an axis; None if unsharded."""
-        return next((self.states.sub.text(m) for a, m in cut if a == dim.id), None)

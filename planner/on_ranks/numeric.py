@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,13 +190,16 @@ def random_model(
     return model
 
 
-def random_inputs(model: nn.Module) -> dict[str, Any]:
-    """Return the inputs that the model is traced with, but with random tokens."""
+def random_inputs(model: nn.Module, sizes: Mapping[int, int] | None = None) -> dict[str, Any]:
+    """Return the inputs that the model is traced with, but with random tokens.
+
+    `sizes` has other sizes for some of the trace's.
+    """
     config: Any = model.config
-    generator = torch.Generator().manual_seed(0)
+    generator, other = torch.Generator().manual_seed(0), sizes or {}
     vocabulary = config.get_text_config().vocab_size
     return {
-        name: torch.randint(vocabulary, v.shape, generator=generator)
+        name: torch.randint(vocabulary, [other.get(n, n) for n in v.shape], generator=generator)
         if isinstance(v, Tensor)
         else v
         for name, v in text_inputs(model).items()

@@ -26,26 +26,28 @@ CLOSE, STEPS = 1e-4, 1000
 Sharing = Callable[[Sequence[int] | None], Task]
 """Returns the task in which the ranks of tp hold parts in a ratio; empty if these are equal.
 
-None is the ratio of the workload.
+None is the ratio that the model was read with.
 """
 
 
-def search_unequal(sharing: Sharing, asked: SolverOptions, tell: Tell | None = None) -> SearchState:
-    """Search the parts of the ranks of tp, and the plan with them.
+def search_shares(
+    task: Task, sharing: Sharing, asked: SolverOptions, tell: Tell | None = None
+) -> SearchState:
+    """Search a plan, and if ranks of tp differ, the parts that they hold.
 
     Args:
-        sharing: The tasks. Their workload has the speeds and memories of the ranks.
-        asked: How to search; without a limit of memory, which the ranks have.
+        task: The task with equal parts. Its workload has the speeds and memories of the ranks.
+        sharing: The tasks with other parts.
+        asked: How to search. If ranks have memories, they are the limit.
         tell: As for `search`.
 
     Raises:
         InfeasibleError: the ranks cannot hold the model, however it is shared out.
         ModelError, SolverError: as `search`.
     """
-    load = sharing(()).workload
-    limits, by_speed = load.memories, _ratio(load.speeds)
+    limits, by_speed = task.workload.memories, _ratio(task.workload.speeds)
     limited = replace(asked, memory=min(limits)) if limits else asked
-    found = search(sharing(by_speed), limited, tell)
+    found = search(sharing(by_speed) if by_speed else task, limited, tell)
     unlike = _ratio(limits) or by_speed
     if not limits or not unlike or not _over(found, limits):
         return found

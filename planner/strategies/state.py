@@ -47,6 +47,11 @@ def cut_of(shards: Shards, dim: int) -> Cut:
     return frozenset((a, m) for d, a, m in shards if d == dim)
 
 
+def mask_at(cut: Cut, axis: int) -> int:
+    """Return the mask of sub-axes that shard an axis in `cut`; 0 if it is unsharded."""
+    return next((mask for at, mask in cut if at == axis), 0)
+
+
 def made_partial(before: State, after: State) -> bool:
     """Whether `after` is `before` made Partial, which needs no communication."""
     return after.partial != 0 and after._replace(partial=0) == before

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.compare import compare, predicted, reference
 from benchmarks.ranks_case import CASES, HEADS, WIDTH, placement, prepared
 from tests import planning
+from tests.equal import assert_equal_to_the_whole
 from tests.marks import sampled
-from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("name", sampled(CASES, ("10 kv heads over 4", "50257 words over 4")))
@@ -20,12 +19,4 @@ def test_equal_in_float64(name: str) -> None:
     assert (placement(plan, "q_proj"), placement(plan, "k_proj")) == (case.query, case.key)
     if case.vocabulary == 50257:
         assert placement(plan, "lm_head") == f"50257@tp, {WIDTH * case.heads}"
-    expected = reference(model, inputs)
-    for found in run_ranks(case.tp, lambda mesh: compare(model, inputs, plan, mesh, expected)):
-        assert found.logits <= 1e-9
-        assert found.gradients is not None and found.gradients <= 1e-9, found.worst
-        assert found.decode is not None and found.decode <= 1e-9
-        assert predicted(plan) == {
-            "forward": dict(found.forward),
-            "backward": dict(found.backward),
-        }
+    assert_equal_to_the_whole(model, inputs, plan)

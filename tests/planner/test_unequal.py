@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import shardwright
-from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo_case import build
 from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.dims import apportioned, local_ranges
@@ -22,6 +21,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report.report import to_text
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
+from tests.equal import assert_equal_to_the_whole
 from tests.marks import long
 from tests.ranks import run_ranks
 
@@ -146,15 +146,7 @@ def test_equals_the_whole_model(name: str, speeds: tuple[float, ...]) -> None:
     inputs = zoo.inputs(name, config)
     plan = planning.plan(model, tp=len(speeds), speeds=speeds)
     assert plan.workload.shares and len({*plan.predicted.parameter_bytes}) > 1
-    expected = reference(model, inputs)
-    for found in run_ranks(len(speeds), lambda mesh: compare(model, inputs, plan, mesh, expected)):
-        assert found.logits <= 1e-9
-        assert found.gradients is not None and found.gradients <= 1e-9, found.worst
-        assert found.decode is not None and found.decode <= 1e-9
-        assert predicted(plan) == {
-            "forward": dict(found.forward),
-            "backward": dict(found.backward),
-        }
+    assert_equal_to_the_whole(model, inputs, plan)
 
 
 def test_loaded_trained_and_saved(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import shardwright
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
@@ -34,14 +32,7 @@ torch.manual_seed(0)
 BASE = Recurrent().double()
 
 
-@cache
-def planned() -> Plan:
-    return planning.plan(copy.deepcopy(BASE), 2, args=(X,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned()
+planned = planning.Once(lambda: planning.plan(copy.deepcopy(BASE), 2, args=(X,)))
 
 
 def whole(x: Any) -> Any:

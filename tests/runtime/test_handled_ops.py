@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.tensors.layouts import PlannedShard
 from tests import planning
@@ -37,15 +35,7 @@ torch.manual_seed(0)
 BASE = Fused().double()
 
 
-@cache
-def planned(tp: int) -> Plan:
-    return planning.plan(copy.deepcopy(BASE), tp, args=(X,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned(2)
-    planned(3)
+planned = planning.Once(lambda tp: planning.plan(copy.deepcopy(BASE), tp, args=(X,)), 2, 3)
 
 
 def _normal(p: Tensor, g: torch.Generator) -> None:

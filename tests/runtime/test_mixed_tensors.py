@@ -3,7 +3,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.tensors.split_tensor import SplitTensor
 from tests import planning
@@ -26,14 +24,7 @@ torch.manual_seed(0)
 BASE = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 12)).double()
 
 
-@cache
-def planned() -> Plan:
-    return planning.plan(copy.deepcopy(BASE), 2, args=(X,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned()
+planned = planning.Once(lambda: planning.plan(copy.deepcopy(BASE), 2, args=(X,)))
 
 
 LOSSES: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {

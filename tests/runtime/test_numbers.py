@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from transformers import PretrainedConfig
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
@@ -47,14 +45,7 @@ torch.manual_seed(0)
 BASE: Any = nn.Sequential(Attention(), Attention()).double()
 
 
-@cache
-def planned() -> Plan:
-    return planning.plan(copy.deepcopy(BASE), tp=3, args=(X,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned()
+planned = planning.Once(lambda: planning.plan(copy.deepcopy(BASE), tp=3, args=(X,)))
 
 
 def of_code_outside(model: Any) -> Tensor:

@@ -6,7 +6,6 @@ In GPT-NeoX a block begins with two norms of what it is given, of which it makes
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
@@ -30,14 +28,7 @@ def made() -> Any:
 MODEL = made()
 
 
-@cache
-def planned() -> Plan:
-    return planning.plan(copy.deepcopy(MODEL), tp=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned()
+planned = planning.Once(lambda: planning.plan(copy.deepcopy(MODEL), tp=2))
 
 
 class Centred(nn.Module):

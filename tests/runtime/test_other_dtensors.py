@@ -3,10 +3,8 @@
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -16,7 +14,6 @@ from torch.nn.utils import parametrize
 from torch.optim import optimizer as torch_optimizers
 
 import shardwright
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -33,14 +30,7 @@ MODEL = made()
 """Ranks are threads, which draw from one generator: each copies this instead of drawing."""
 
 
-@cache
-def planned() -> Plan:
-    return planning.plan(made(), 2, args=(X,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned()
+planned = planning.Once(lambda: planning.plan(made(), 2, args=(X,)))
 
 
 def parts_of_torch() -> dict[str, dict[str, Any]]:

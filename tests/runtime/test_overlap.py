@@ -3,7 +3,6 @@
 
 import copy
 import threading
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import shardwright
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution import overlap
 from tests import planning, six_heads
@@ -36,14 +34,7 @@ def split(model: Any, mesh: Mesh) -> Any:
     return shardwright.apply(copy.deepcopy(model), planned(), mesh)
 
 
-@cache
-def planned() -> Plan:
-    return planning.plan(whole(), tp=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned()
+planned = planning.Once(lambda: planning.plan(whole(), tp=2))
 
 
 def loss_of(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 import shardwright
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -39,15 +37,7 @@ torch.manual_seed(0)
 BASE = Model().double()
 
 
-@cache
-def planned(tp: int) -> Plan:
-    return planning.plan(copy.deepcopy(BASE), tp, args=(X,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planned_before_ranks_start() -> None:
-    planned(2)
-    planned(3)
+planned = planning.Once(lambda tp: planning.plan(copy.deepcopy(BASE), tp, args=(X,)), 2, 3)
 
 
 COMPUTED: dict[str, Callable[[Tensor], Any]] = {
