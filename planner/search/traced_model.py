@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from shardwright.errors import InfeasibleError
-from shardwright.planner.blocks.fold import Folding
+from shardwright.errors import InfeasibleError, ModelError
+from shardwright.planner.blocks.fold import Folding, Unfoldable
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
+from shardwright.planner.emit.lengths import compared_lengths
 from shardwright.planner.experts.mixtures import find_mixtures, marked
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import refine
@@ -22,6 +24,8 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.runs.folded_trace import trace_folded
+from shardwright.planner.trace.runs.other_lengths import with_other_lengths
 from shardwright.planner.trace.trace import trace_model
 
 
@@ -32,6 +36,17 @@ class _Trace(NamedTuple):
     folding: Folding
     unfolded: Unfolded
     unmasked: bool
+
+
+def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trace:
+    """Return a trace with calls of other lengths too, if its code decides by lengths."""
+    source = with_other_lengths(found.source, compared_lengths(task.graph, task.axes))
+    if source is None:
+        return found
+    with suppress(ModelError, Unfoldable):
+        folding, unfolded = trace_folded(source, pins, whole=not found.folding.stacks)
+        return found._replace(source=source, folding=folding, unfolded=unfolded)
+    return found
 
 
 def spread_experts(found: _Trace) -> _Trace:
@@ -147,6 +162,9 @@ class TracedModel:
         task = self._of_trace(found, workload, mesh, along)
         if at not in self._traces and task.numbered:
             found = self._trace(*at, folds=False)
+            task = self._of_trace(found, workload, mesh, along)
+        if at not in self._traces and not any(at):
+            found = _at_other_lengths(found, self.pins, task)
             task = self._of_trace(found, workload, mesh, along)
         self._traces[at] = found
         if workload.spread == 1:
