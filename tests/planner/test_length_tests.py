@@ -33,6 +33,15 @@ class Long(MLP):
         return self.down(h * h.mean(-1, keepdim=True))
 
 
+class Untraceable(Long):
+    """Below ten rows it takes a way that cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.most + 4:
+            return self.down(self.up(x).relu())
+        return self.down(self.up(x)) * sum(x.flatten().tolist())
+
+
 class Raises(MLP):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] < 4:
@@ -56,18 +65,37 @@ def lengths_of(model: nn.Module) -> dict[str, str]:
     return call.lengths
 
 
-@pytest.mark.parametrize(("kind", "text"), [(Long, "x.shape[1] > (6 + 4)")])
-def test_refused_on_the_other_side(kind: type[MLP], text: str) -> None:
+def assert_equal(split: nn.Module, model: nn.Module, rows: int) -> None:
+    x = torch.randn(2, rows, 32, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(split(x), model(x), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("traced", [19, 5])
+def test_both_outcomes_are_traced(traced: int) -> None:
     torch.manual_seed(0)
-    model = kind().double()
+    model = Long().double()
+    found = plan(model, 2, args=(torch.randn(3, traced, 32).double(),))
+    assert not any(call.lengths for call in found.calls)
+
+    def work(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), found, mesh)
+        assert split.up.weight.to_local().shape[0] == 32
+        for rows in (5, 10, 11, 40):
+            assert_equal(split, model, rows)
+
+    run_ranks(2, work)
+
+
+def test_refused_on_the_side_that_cannot_be_traced() -> None:
+    torch.manual_seed(0)
+    model = Untraceable().double()
     found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),))
-    assert list(found.calls[0].lengths) == [text]
+    assert list(found.calls[0].lengths) == ["x.shape[1] > (6 + 4)"]
 
     def work(mesh: Mesh) -> None:
         split = apply(copy.deepcopy(model), found, mesh)
         for rows in (11, 40):
-            x = torch.randn(1, rows, 32, generator=torch.Generator().manual_seed(0)).double()
-            torch.testing.assert_close(split(x), model(x), rtol=0, atol=1e-9)
+            assert_equal(split, model, rows)
         with pytest.raises(UsageError, match=r"decides by a length: .* and x.shape\[1\] is 5"):
             split(torch.randn(2, 5, 32).double())
 
