@@ -73,6 +73,7 @@ def plan(
     phase: str | Mapping[Phase, int] = "prefill",
     tp_plan: Mapping[str, object] | str | None = None,
     sequence_parallel: bool | None = None,
+    recompute: bool | Mapping[str, int] | None = None,
     continuous_batching: bool = False,
     optimizer_bytes: int = 8,
     expert_imbalance: float = 1,
@@ -140,6 +141,10 @@ def plan(
             takes fewer bytes of activations on a rank, and reduce-scatter and all-gather instead of
             all-reduce. By default this is tried where no plan fits `memory` without it; the plan
             then has a note.
+        recompute: Whether blocks keep only their inputs in training and are computed again in the
+            backward pass (activation checkpointing), or how many of the first blocks of each list
+            ({"model.layers": 24}). By default as many as are needed to fit the memory. The runtime
+            does as the plan says.
         continuous_batching: Whether the plan must also hold for transformers' continuous batching
             (`generate_batch`, and servers that use it), whose keys and values are in a paged cache.
         optimizer_bytes: Bytes of optimizer state for each element of a parameter, for training:
@@ -176,7 +181,7 @@ def plan(
     how: dict[str, Any] = {
         "args": args, "kwargs": kwargs, "seq": seq, "dtype": dtype, "device": device, "pins": pins,
         "tp_plan": tp_plan, "phase": phase, "sequence_parallel": sequence_parallel,
-        "continuous_batching": continuous_batching,
+        "recompute": recompute, "continuous_batching": continuous_batching,
         "optimizer_bytes": optimizer_bytes, "expert_imbalance": expert_imbalance,
         "dequantize": dequantize,
         "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
@@ -214,7 +219,8 @@ def as_planned(plan: Plan) -> dict[str, Any]:
     return {
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
-        "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
+        "sequence_parallel": load.sequence_parallel, "recompute": load.recomputed or False,
+        "optimizer_bytes": load.optimizer_bytes,
         "expert_imbalance": load.imbalance,
         "continuous_batching": any(PAGED in call.state for call in plan.calls),
         "dp": load.dp, "dequantize": load.quantized is None,
@@ -332,6 +338,7 @@ def read(
     tp_plan: Mapping[str, object] | str | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
+    recompute: bool | Mapping[str, int] | None = None,
     continuous_batching: bool = False,
     optimizer_bytes: int = 8,
     expert_imbalance: float = 1,
@@ -384,7 +391,7 @@ def read(
         memories=[*memories],
         quantized=_quantized(source),
     )
-    return TracedModel(source, workload, as_pins(wanted), sequence_parallel)
+    return TracedModel(source, workload, as_pins(wanted), sequence_parallel, recompute)
 
 
 def _quantized(source: Source) -> Quantized | None:

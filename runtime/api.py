@@ -36,6 +36,7 @@ from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
 from shardwright.runtime.modules.layers import apply_module
 from shardwright.runtime.modules.parameters import LocalTensors, distribute
+from shardwright.runtime.modules.recomputation import recompute_blocks
 from shardwright.runtime.quantized.config import drop_quantization, read_quantization
 from shardwright.runtime.ranks.agreement import agree, tried
 from shardwright.runtime.redistribution.lengths import Lengths
@@ -350,6 +351,7 @@ def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
     mesh = mesh.with_sub_axes(plan.sub_axes)
     recipe = Recipe(plan, {path: type(module) for path, module in model.named_modules()}, _split)
     apply_modules(model, plan, mesh)
+    recompute_blocks(model, plan.workload.recomputed)
     model._shardwright_mesh = mesh  # type: ignore[assignment]
     model._shardwright_recipe = recipe  # type: ignore[assignment]
     if debug.wanted():

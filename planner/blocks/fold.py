@@ -174,7 +174,7 @@ def collected(folding: Folding) -> set[str]:
     far = {n for n, segment in owner.items() if not segment.last and not segment.sole}
     given = far & {*graph.outputs}
     read, made = set[str](), set[str]()
-    for item in timeline(graph):
+    for item in graph.timeline():
         if graph.priced(item) or any(n in owner for n in made_by(item)):
             continue
         taken = {*taken_by(item)}
@@ -205,14 +205,6 @@ def _everywhere(folding: Folding, names: set[str]) -> set[str]:
     return found
 
 
-def timeline(graph: Graph) -> list[Item]:
-    """Return ops and boundaries in execution order."""
-    made: dict[str, Item] = {b.target: b for b in graph.boundaries}
-    made |= {out: op for op in graph.ops for out in op.outputs}
-    found = (made.get(name) for name in graph.tensors)
-    return list({id(item): item for item in found if item is not None}.values())
-
-
 def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segment]:
     """Cut the timeline into the segments of the traced blocks of a stack.
 
@@ -220,7 +212,7 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
     """
     row = [Segment(stack, place) for place in range(len(stack.picks))]
     calls: dict[int, list[Item]] = {}
-    for item in timeline(graph):
+    for item in graph.timeline():
         calls.setdefault(item.traced_call, []).append(item)
     for items in calls.values():
         if any(place_of(stack, item.module) is not None for item in items):

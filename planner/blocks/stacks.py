@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.names import block_number, is_within
 
 PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
 """Types of attributes that are compared by value."""
@@ -58,8 +58,7 @@ class Stack:
 
     def block(self, name: str) -> int | None:
         """Return the number of the block that contains `name`; None if there is none."""
-        rest = name.removeprefix(f"{self.path}.")
-        return int(rest.partition(".")[0]) if rest != name else None
+        return block_number(name, self.path)
 
     def unique(self, kind: int) -> bool:
         """Return whether the full stack has exactly one block of this kind."""

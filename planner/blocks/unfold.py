@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of, timeline
+from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of
 from shardwright.planner.blocks.stacks import condensed
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Use
@@ -165,7 +165,7 @@ class _Unfolder:
         self.add_tensors({n: n for n in g.tensors if n not in self.folding.owner})
         within = {id(i): s for row in self.folding.segments for s in row for i in s.items}
         done: dict[str, set[int]] = {}
-        for item in timeline(g):
+        for item in g.timeline():
             segment = within.get(id(item))
             if segment is None:
                 self.add_items(Columns([item]), self.outside)

@@ -43,6 +43,26 @@ def is_within(name: str, around: str) -> bool:
     return f"{name}.".startswith(f"{around}.")
 
 
+def block_number(name: str, path: str) -> int | None:
+    """Return the number of the block that `name` is in, of the list of blocks `path`; else None."""
+    rest = name.removeprefix(f"{path}.")
+    return int(rest.partition(".")[0]) if rest != name else None
+
+
+def first_block(name: str, firsts: Mapping[str, int]) -> str:
+    """Return the block that `name` is in; "" if it is not among the first of a list of blocks.
+
+    Args:
+        name: A module or parameter.
+        firsts: List of blocks -> how many of them count.
+    """
+    for path, count in firsts.items():
+        number = block_number(name, path)
+        if number is not None and number < count:
+            return f"{path}.{number}"
+    return ""
+
+
 def lookup(table: Mapping[str, T], name: str) -> T | None:
     """Return the entry for `name`, or else for its pattern, or else None."""
     return table.get(name, table.get(pattern(name)))

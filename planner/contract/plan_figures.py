@@ -59,7 +59,7 @@ class Workload(SparsePart):
     """What the plan was priced for."""
 
     optional = frozenset(
-        {"dp", "quantized", "gpus_per_host", "spread", "imbalance", "shares", "speeds", "memories"}
+        "dp quantized gpus_per_host spread imbalance shares speeds memories recomputed".split()
     )
 
     batch: Asked
@@ -109,6 +109,11 @@ class Workload(SparsePart):
         default="ddp",
         description="what copies do: average gradients, or shard parameters, gradients and "
         "optimizer state as torch's fully_shard does; left out for 'ddp'",
+    )
+    recomputed: dict[str, Asked] = Field(
+        default={},
+        description="list of blocks -> how many of its first blocks keep only their inputs, and are "
+        "computed again in the backward pass; left out if none",
     )
     quantized: Quantized | None = Field(
         default=None,

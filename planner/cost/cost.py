@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
+from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.cost.redistribution import RedistributionCosts
 from shardwright.planner.cost.roofline import OpCosts
 from shardwright.planner.cost.sizes import TensorSizes
@@ -32,6 +33,7 @@ class Costs:
 
     Attributes:
         sizes: Lengths and bytes of tensors.
+        recomputation: What autograd keeps, and what runs again in the backward pass.
         redistributions: Costs of redistributions.
         ops: Costs of ops.
     """
@@ -50,8 +52,9 @@ class Costs:
         self.caches, self.gathered = caches, gathered
         on = device(workload.device)
         self.sizes = TensorSizes(graph, axes, states.sub, workload, keys, workload.slowest)
+        self.recomputation = Recomputation(graph, workload.recomputed)
         self.redistributions = RedistributionCosts(graph, states, self.sizes, workload, on)
-        self.ops = OpCosts(graph, self.sizes, on)
+        self.ops = OpCosts(graph, self.sizes, on, self.recomputation)
         self.passes = self.sizes.passes
         self._held: dict[int | None, Holdings] = {}
 
@@ -66,5 +69,7 @@ class Costs:
             at = self.sizes
             if rank != at.rank:
                 at = TensorSizes(self.graph, self.axes, at.sub, self.workload, at.keys, rank)
-            self._held[rank] = Holdings(self.graph, at, self.workload, self.caches)
+            self._held[rank] = Holdings(
+                self.graph, at, self.workload, self.caches, self.recomputation
+            )
         return self._held[rank]

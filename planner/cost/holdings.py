@@ -1,7 +1,7 @@
 """Bytes that a rank holds of each tensor, independent of other tensors, so the solver can add them.
 
 These are parameters and buffers; for training also their gradients, the optimizer's state, and the
-activations that autograd keeps (without checkpointing); for generation also the KV cache.
+activations that autograd keeps; for generation also the KV cache.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cached_property
 
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass, own_batch
+from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.cost.redistribution import edges
-from shardwright.planner.cost.saved_for_backward import SavedForBackward
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.views import is_view
@@ -28,6 +28,7 @@ class Holdings:
     sizes: TensorSizes
     workload: Workload
     caches: bool
+    recomputation: Recomputation
 
     @cached_property
     def full(self) -> Pass:
@@ -60,7 +61,7 @@ class Holdings:
         graph = self.graph
         base = storages(graph, ((start, end) for _, start, end in edges(graph)))
         other = {*self.stored, *graph.inputs}
-        return frozenset(base[n] for n in SavedForBackward(graph.priced_runs()).names()) - other
+        return frozenset(base[n] for n in self.recomputation.kept) - other
 
     @cached_property
     def names(self) -> list[str]:

@@ -17,7 +17,6 @@ from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import storages
 from shardwright.planner.cost.phases import Pass
-from shardwright.planner.cost.saved_for_backward import SavedForBackward
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.state import State
 
@@ -65,7 +64,8 @@ def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
 def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = None) -> int:
     """Return the most bytes of activations at one time in a pass, on a rank as for `memory`.
 
-    Activations that are saved for the backward pass stay to the end.
+    Activations that are saved for the backward pass stay to the end. There, one block at a time is
+    computed again, and keeps its own.
     """
     sizes = (costs.holdings if rank is None else costs.held_by(rank)).sizes
     base = storages(costs.graph, passed(costs, assignment))
@@ -86,6 +86,13 @@ def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = Non
                 size_of_numbers = sizes.bytes_at(op, i, assignment[name], run)
                 change[at] += size_of_numbers
                 change[at + 1] -= size_of_numbers
+    if run.trains:
+        stays = {*costs.holdings.stored, *costs.graph.inputs}
+        blocks = ({base[n] for n in names} - stays for names in costs.recomputation.inner.values())
+        again = (
+            sum(size.get(n) or sizes.bytes(n, assignment[n], run) for n in own) for own in blocks
+        )
+        change[-1] += max(again, default=0)
     return max(accumulate(change, initial=0))
 
 
@@ -105,7 +112,7 @@ def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[i
         for name in (*op.inputs, *op.outputs):
             last[base[name]] = at
             born.setdefault(base[name], at)
-    stay = [*graph.outputs, *(SavedForBackward(graph).names() if run.trains else ())]
+    stay = [*graph.outputs, *(costs.recomputation.kept if run.trains else ())]
     for root in {base[n] for n in stay}:
         born.setdefault(root, end)
         last[root] = end

@@ -50,6 +50,11 @@ class Traffic(NamedTuple):
     copied: int = 0
     copied_back: int = 0
 
+    def repeated(self) -> Traffic:
+        """Return this traffic if the forward is computed again in the backward pass."""
+        back = self.forward + self.backward, self.copied, self.copied + self.copied_back
+        return Traffic(self.forward, *back)
+
 
 class TransitionCost(NamedTuple):
     """Nanoseconds of a redistribution in all passes.
@@ -214,22 +219,27 @@ class RedistributionCosts:
             self._times[collectives, copied] = found
         return found
 
-    def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
-        """Return the cost of `inner` in all passes; None if it is not possible."""
-        at = self.kind(name), before, source, target
+    def cost(
+        self, name: str, before: State, source: State, target: State, again: bool = False
+    ) -> TransitionCost | None:
+        """Return the cost of `inner` in all passes; None if it is not possible.
+
+        With `again`, the forward is computed again in the backward pass.
+        """
+        at = self.kind(name), before, source, target, again
         if at not in self._costs:
-            self._costs[at] = self._cost(name, before, source, target)
+            self._costs[at] = self._cost(name, before, source, target, again)
         return self._costs[at]
 
     def _cost(
-        self, name: str, before: State, source: State, target: State
+        self, name: str, before: State, source: State, target: State, again: bool
     ) -> TransitionCost | None:
         found = []
         for run in self.sizes.passes:
             traffic, _ = self.inner(name, before, source, target, run)
             if traffic is None:
                 return None
-            found.append(traffic)
+            found.append(traffic.repeated() if again and run.trains else traffic)
         return self._of_passes(found)
 
     def _of_passes(self, found: Iterable[Traffic]) -> TransitionCost:

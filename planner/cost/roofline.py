@@ -1,6 +1,7 @@
 """The roofline cost of ops: the longer of arithmetic time and memory time, in each pass.
 
 In training a differentiated op counts three times: a matrix product has two in the backward pass.
+Ops that are computed again there count once more.
 Each op takes some time, however little it does.
 """
 
@@ -11,6 +12,7 @@ from math import prod
 
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.graph import Graph, Op
@@ -25,8 +27,11 @@ ONE_AT_A_TIME = ("_grouped_mm", "transformers::grouped_mm_fallback", "convolutio
 class OpCosts:
     """Prices the ops of one graph on a device."""
 
-    def __init__(self, graph: Graph, sizes: TensorSizes, device: Device) -> None:
+    def __init__(
+        self, graph: Graph, sizes: TensorSizes, device: Device, recomputation: Recomputation
+    ) -> None:
         self.graph, self.sizes, self.device = graph, sizes, device
+        self.recomputation = recomputation
         self.speed = sizes.workload.speed
 
     @cached_property
@@ -46,7 +51,8 @@ class OpCosts:
         if is_view(op.call) or not op.outputs or not self.graph.priced(op):
             return 0
         trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
-        factor = 3 if trained else 1
+        again = run.trains and not self.recomputation.again.isdisjoint(op.outputs)
+        factor = (3 if trained else 1) + again
         flops, traffic = self.flops(op, strategy, run), self.traffic(op, strategy, run)
         if op.module in self.of_experts:
             most = self.sizes.workload.imbalance

@@ -20,10 +20,6 @@ class SavedForBackward:
         self.graph = graph
         self._known: dict[str, frozenset[int]] = {}
 
-    def names(self) -> list[str]:
-        """Return the tensors that some op saves, in the order of the graph."""
-        return list(dict.fromkeys(n for op in self.graph.ops for n in self.of(op)))
-
     def of(self, op: Op) -> list[str]:
         """Return the inputs and outputs of `op` that it saves."""
         names = (*op.inputs, *op.outputs)

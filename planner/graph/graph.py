@@ -327,6 +327,13 @@ class Graph:
             blocks=[],
         )
 
+    def timeline(self) -> list[Op | Boundary]:
+        """Return ops and boundaries in execution order."""
+        made: dict[str, Op | Boundary] = {b.target: b for b in self.boundaries}
+        made |= {out: op for op in self.ops for out in op.outputs}
+        found = (made.get(name) for name in self.tensors)
+        return list({id(item): item for item in found if item is not None}.values())
+
     def producers(self) -> dict[str, Op]:
         """Map each tensor name to the op that makes it."""
         return {out: op for op in self.ops for out in op.outputs}

@@ -210,11 +210,11 @@ class _Builder:
             for u in self.graph.uses
         )
         for scope, (use, times) in self.added_up(uses).items():
-            rows = []
+            rows, again = [], use.used in self.costs.recomputation.again
             for s, i in self.index[use.stored].items():
                 for t, j in self.index[use.used].items():
                     traffic = self.costs.redistributions.traffic(use.stored, s, t)
-                    cost = self.costs.redistributions.cost(use.stored, s, s, t)
+                    cost = self.costs.redistributions.cost(use.stored, s, s, t, again)
                     if traffic is None or cost is None:
                         continue
                     looped = use.used in self.graph.marks.in_regions
@@ -251,6 +251,7 @@ class _Builder:
             self.costs.redistributions.kind(boundary.source) if priced or looped else None,
             (priced, looped, boundary.target in marks.overwritten),
             (_action(boundary), boundary.side == ATTENDS and boundary.slot),
+            boundary.target in self.costs.recomputation.again,
             boundary if self.states.sequence else None,
         )
 
@@ -262,6 +263,7 @@ class _Builder:
         overwritten = boundary.target in self.graph.marks.overwritten
         looped = boundary.target in self.graph.marks.in_regions
         action, priced = _action(boundary), self.graph.priced(boundary)
+        again = boundary.target in self.costs.recomputation.again
         rows = []
         for chosen in product(*(self.index[n].items() for n in names)):
             (s, _), (t, _) = chosen[-2:]
@@ -278,7 +280,7 @@ class _Builder:
                 continue
             change = boundary.source, before, s, t
             if priced:
-                cost = redistributions.cost(*change)
+                cost = redistributions.cost(*change, again)
             else:
                 cost = NO_TRANSITION_COST if redistributions.possible(*change) else None
             if cost is not None:

@@ -6,8 +6,9 @@ returns None if it does not apply. If a step clears the outcome, the ladder star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError, SolverError
@@ -21,7 +22,7 @@ from shardwright.planner.problem.optimize import SLACK
 from shardwright.planner.search.dry_run import dry_run
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
-from shardwright.planner.search.solution import Solution, SolverOptions, possible, solve
+from shardwright.planner.search.solution import Solution, SolverOptions, possible, priced, solve
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.trace_lock import not_in_model_code
 
@@ -43,6 +44,45 @@ def attempt(now: SearchState, restrictions: Restrictions) -> SearchState:
 def solve_first(now: SearchState) -> SearchState | None:
     """Solve the problem if there is no outcome yet."""
     return attempt(now, now.restrictions) if now.outcome is None else None
+
+
+def recompute(now: SearchState) -> SearchState | None:
+    """If no plan for training fits, drop activations of blocks and compute them again.
+
+    Of all blocks first: that shows what a block takes. Then of as few as fit.
+    """
+    task, posed, over = now.task, now.formulation, now.outcome
+    if not isinstance(over, OverMemory) or task.recomputing is None or posed is None:
+        return None
+    kept = {"over": now.over, "beyond": now.beyond}
+    blocks = task.recomputable
+    load = task.workload.model_copy(update={"recomputed": blocks})
+    every = replace(task, workload=load, recomputing=None)
+    found = climb(start(every, now.asked, now.restrictions), FITTING)
+    if not isinstance(found.outcome, Solution):
+        return replace(found, **kept)
+    before = priced(task, found.outcome.layouts, posed.costs).memory
+    assert before is not None, "new predictions have it"
+    most, count = sum(blocks.values()), 0
+    of_block = max((before.total - found.outcome.unfolded.memory.total) // most, 1)
+    while isinstance(over, OverMemory):
+        count += max(ceil((over.least - over.budget) / of_block), 1)
+        if count >= most:
+            return replace(found, **kept)
+        fewer = task.recomputing(_firsts(blocks, count))
+        now = climb(start(fewer, now.asked, now.restrictions), FITTING)
+        over = now.outcome
+    return replace(now if isinstance(over, Solution) else found, **kept)
+
+
+def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
+    """Return how many blocks of each list are computed again, if `count` are in all."""
+    left, out = count, {}
+    for path, most in blocks.items():
+        if take := min(left, most):
+            out[path] = take
+        left -= take
+    return out
 
 
 def least_memory(now: SearchState) -> SearchState | None:
@@ -180,6 +220,7 @@ FREE_TABLES = Step("infeasible: token embeddings sharded as is cheapest", free_t
 
 SOLVING = (
     Step("solve; for least memory, with token embeddings sharded by rows", solve_first),
+    Step("does not fit, in training: compute blocks again in the backward pass", recompute),
     Step("does not fit the device: minimize memory instead", least_memory),
     Step("infeasible: hidden states need not be sharded over cp", need_not_split_sequence),
     Step(
@@ -190,6 +231,9 @@ SOLVING = (
     Step("infeasible: go back to attention as it was", leave_attention),
 )
 """The steps to a solution, which is checked but not yet dry-run."""
+
+FITTING = tuple(step for step in SOLVING if step.take is not least_memory)
+"""The steps to a solution that fits."""
 
 LADDER = (
     *SOLVING,

@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import SOLVING, Tell, climb, least_memory, search
+from shardwright.planner.search.ladder import FITTING, Tell, climb, search
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task
@@ -29,9 +29,6 @@ from shardwright.planner.units import human_bytes
 
 NEXT = 3
 """Meshes besides the best that are worth timing."""
-
-FITTING = [step for step in SOLVING if step.take is not least_memory]
-"""The steps to a solution that fits."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from shardwright.planner.strategies.states import States
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.runtime.modules.recomputation import recomputes
 
 T = TypeVar("T")
 
@@ -44,6 +45,8 @@ class Task:
         unmasked: Whether the model takes a padding mask but calls with one could not be traced.
         along_sequence: Traces the model for sequence parallelism, if the user left that open.
             Raises an InfeasibleError if the model has no sequence to shard.
+        recomputing: Returns the task with fewer blocks computed again in the backward pass than in
+            this one; None if that is not a choice.
     """
 
     source: Source
@@ -56,6 +59,7 @@ class Task:
     sequence: OpenSequence | None = None
     unmasked: bool = False
     along_sequence: Callable[[], Task] | None = None
+    recomputing: Callable[[Mapping[str, int]], Task] | None = None
 
     @property
     def tp(self) -> int:
@@ -90,6 +94,13 @@ class Task:
         """Module of the full model -> the traced module that represents it."""
         names = (n for n, _ in self.source.module.named_modules())
         return {n: self.folding.traced_name(n) for n in names}
+
+    @property
+    def recomputable(self) -> dict[str, int]:
+        """Lists of blocks that can be computed again in the backward pass, with their lengths."""
+        modules = self.source.module.named_modules()
+        lists = {path: [*m.children()] for path, m in modules if isinstance(m, nn.ModuleList)}
+        return {path: len(b) for path, b in lists.items() if b and all(map(recomputes, b))}
 
     @cached_property
     def caches(self) -> bool:

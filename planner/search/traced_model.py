@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from shardwright.errors import InfeasibleError, ModelError
+from shardwright.errors import InfeasibleError, ModelError, UsageError
 from shardwright.planner.blocks.fold import Folding, Unfoldable
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
@@ -90,12 +90,16 @@ class TracedModel:
         pins: The user's pins.
         sequence_parallel: Whether to shard hidden states along the sequence; None to try it where
             nothing fits without.
+        recompute: Whether blocks keep only their inputs in training and are computed again in the
+            backward pass, or how many of each list of blocks; None for as many as are needed to
+            fit.
     """
 
     source: Source
     workload: Workload
     pins: tuple[Pin, ...]
     sequence_parallel: bool | None = None
+    recompute: bool | Mapping[str, int] | None = None
     _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
     _spread: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
 
@@ -175,7 +179,9 @@ class TracedModel:
     def _trace(self, along_sequence: bool, by_rows: bool, folds: bool = True) -> _Trace:
         """Trace the model. To shard sequences it makes fewer runs (`Source.along_sequence`)."""
         stage("trace")
-        source = replace(self.source, trains="train" in self.workload.phases)
+        firsts = self.recompute if isinstance(self.recompute, Mapping) else {}
+        trains = "train" in self.workload.phases
+        source = replace(self.source, trains=trains, recomputed=firsts)
         splits = along_sequence or by_rows
         if splits:
             source = source.along_sequence(by_rows)
@@ -199,4 +205,40 @@ class TracedModel:
         sequence = open_sequence(graph, axes, length, cp == 1) if length else None
         stage("trace")
         given = workload, mesh, self.pins, sequence, found.unmasked, along
-        return Task(found.source, found.folding, found.unfolded, axes, *given)
+        task = Task(found.source, found.folding, found.unfolded, axes, *given)
+        return self._with_recomputation(task, found, along)
+
+    def _with_recomputation(
+        self, task: Task, found: _Trace, along: Callable[[], Task] | None
+    ) -> Task:
+        """Return a task for training with the blocks that are computed again, or with the choice.
+
+        Raises:
+            UsageError: the model has no such blocks.
+        """
+        workload, blocks, asked = task.workload, task.recomputable, self.recompute
+        if asked is False or "train" not in workload.phases:
+            return task
+        if isinstance(asked, Mapping):
+            wrong = next((p for p, n in asked.items() if not 0 < n <= blocks.get(p, 0)), None)
+            if wrong is not None:
+                raise UsageError(
+                    f"recompute: {wrong!r:.80} is no list of so many blocks that can be computed "
+                    f"again; there are {blocks or 'none'}"
+                )
+            blocks = dict(asked)
+        elif not blocks or workload.spread > 1:
+            return task
+
+        def computing(firsts: Mapping[str, int]) -> Task:
+            source = replace(found.source, recomputed=firsts)
+            apart = trace_folded(source, self.pins, task.sequence is not None)
+            again = workload.model_copy(update={"recomputed": dict(firsts)})
+            return self._of_trace(_Trace(source, *apart, found.unmasked), again, task.mesh, along)
+
+        if asked is None and not workload.recomputed:
+            return replace(task, recomputing=computing)
+        if asked is None:
+            return task
+        every = workload.model_copy(update={"recomputed": blocks})
+        return replace(task, workload=every)

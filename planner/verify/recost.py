@@ -161,7 +161,9 @@ class Bill:
     def traffic(self, edge: tuple[str, str, str], run: Pass | None = None) -> Traffic | None:
         """Return the traffic of a redistribution in a pass; None if it is not possible."""
         before, source, target = map(self.assignment.__getitem__, edge)
-        return self.costs.redistributions.inner(edge[1], before, source, target, run)[0]
+        found, _ = self.costs.redistributions.inner(edge[1], before, source, target, run)
+        again = (run or self.costs.passes[0]).trains and edge[2] in self.costs.recomputation.again
+        return found.repeated() if found is not None and again else found
 
     def _strategy(self, op: Op) -> Strategy:
         have = tuple(self.assignment[n] for n in (*op.inputs, *op.outputs))
@@ -176,7 +178,7 @@ class Bill:
     def _changes(self) -> list[tuple[tuple[str, str, str], bool, int]]:
         """Distinct redistributions: edge, whether a forward collective is forbidden, and count."""
         stays = self.costs.holdings.stored.keys() - self.costs.gathered
-        tensors = self.costs.graph.tensors
+        tensors, again = self.costs.graph.tensors, self.costs.recomputation.again
         state, alike = self.assignment, self.costs.sizes.alike
         found: dict[object, list[Any]] = {}
         for edge in self.costs.redistributions.edges:
@@ -185,7 +187,7 @@ class Bill:
             key = (
                 priced,
                 alike(source), tensors[source].dtype, tensors[source].differentiable,
-                source in stays, state[before], state[source], state[target],
+                source in stays, state[before], state[source], state[target], target in again,
             )  # fmt: skip
             if key in found:
                 found[key][1] += priced

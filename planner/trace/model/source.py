@@ -64,6 +64,8 @@ class Source:
     """What the config says of its checkpoint, if weights are to be held as they are stored."""
     quantized: Mapping[str, Packing] = field(default_factory=dict)
     """Parameters that are then quantized."""
+    recomputed: Mapping[str, int] = field(default_factory=dict)
+    """List of blocks -> how many of its first blocks are computed again in the backward pass."""
     batches: bool = False
     """Whether continuous batching is among the further calls."""
     keeps: bool = False

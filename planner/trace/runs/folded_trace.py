@@ -18,7 +18,7 @@ from shardwright.planner.blocks.stacks import (
     shortened,
 )
 from shardwright.planner.blocks.unfold import Unfolded, unfold
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
@@ -158,9 +158,10 @@ def trace_folded(
 
     def label(name: str) -> tuple[object, ...]:
         pinned = tuple(p for p in pins if matches(p.name, name))
-        return *pinned, source.quantized.get(name)
+        again = first_block(name, source.recomputed)
+        return *pinned, source.quantized.get(name), bool(again)
 
-    labels = label if pins or source.quantized else None
+    labels = label if pins or source.quantized or source.recomputed else None
 
     known = set[str]() if unfoldable is None else unfoldable
     left_out, ways = set(known), () if not folds else (True,) if ends else (False, True)

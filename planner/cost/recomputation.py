@@ -1,0 +1,103 @@
+"""Blocks whose activations are dropped after the forward pass and computed again for the backward.
+
+A block keeps only its inputs (what it gives counts, too: it is the input of the next). In the backward pass it runs again, up to its last op that saves
+anything: `torch.utils.checkpoint` stops there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+from shardwright.planner.contract.names import first_block
+from shardwright.planner.cost.saved_for_backward import SavedForBackward
+from shardwright.planner.graph.graph import Boundary, Graph, Op
+
+
+class Recomputation:
+    """What autograd keeps of a graph, and what runs again in the backward pass.
+
+    Args:
+        graph: The traced model.
+        blocks: Path of a list of blocks -> how many of its first blocks are computed again.
+    """
+
+    def __init__(self, graph: Graph, blocks: Mapping[str, int]) -> None:
+        self.graph, self.blocks = graph, blocks
+        self._saved = SavedForBackward(graph)
+        self._of: dict[str, str] = {}
+
+    def block(self, module: str) -> str:
+        """Return the path of the block that is computed again and has `module`; "" if none."""
+        if module not in self._of:
+            self._of[module] = first_block(module, self.blocks)
+        return self._of[module]
+
+    def _around(self, item: Op | Boundary) -> str:
+        """Return the block that an item runs in; what enters or leaves a block is outside of it."""
+        found = self.block(item.module)
+        return "" if isinstance(item, Boundary) and item.module == found else found
+
+    @cached_property
+    def _items(self) -> list[Op | Boundary]:
+        return [item for item in self.graph.timeline() if self.graph.priced(item)]
+
+    @cached_property
+    def _made_in(self) -> dict[str, str]:
+        """Tensor made in a block that is computed again -> that block."""
+        found = ((item, self._around(item)) for item in self._items)
+        return {name: block for item, block in found if block for name in _made(item)}
+
+    @cached_property
+    def kept(self) -> list[str]:
+        """The tensors that autograd keeps from the forward to the backward pass."""
+        return list(dict.fromkeys(self._kept()))
+
+    def _kept(self) -> Iterator[str]:
+        for item in self._items:
+            block = self._around(item)
+            crossing = (n for n in _read(item) if self._made_in.get(n, "") != block)
+            yield from crossing if self.blocks else ()
+            if not block and isinstance(item, Op):
+                yield from self._saved.of(item)
+
+    @cached_property
+    def inner(self) -> dict[str, list[str]]:
+        """Block that is computed again -> the tensors made in it that it keeps meanwhile."""
+        out: dict[str, list[str]] = {}
+        for item in self._items:
+            if isinstance(item, Op) and (block := self._around(item)):
+                found = (n for n in self._saved.of(item) if self._made_in.get(n) == block)
+                out.setdefault(block, []).extend(found)
+        return out
+
+    @cached_property
+    def again(self) -> frozenset[str]:
+        """The tensors that are made once more in the backward pass, and parameters read for it."""
+        runs: dict[tuple[str, int], list[Op | Boundary]] = {}
+        for item in self._items:
+            if block := self._around(item):
+                runs.setdefault((block, item.traced_call), []).append(item)
+        return frozenset(n for items in runs.values() for n in self._until_last_saved(items))
+
+    def _until_last_saved(self, items: list[Op | Boundary]) -> Iterator[str]:
+        saved = [
+            {*self._saved.of(item)} if isinstance(item, Op) else set[str]() for item in items
+        ]
+        last = max((i for i, names in enumerate(saved) if names), default=-1)
+        for i, item in enumerate(items[: last + 1]):
+            yield from (n for n in _read(item) if n in self._used)
+            if i < last or not saved[i].isdisjoint(_made(item)):
+                yield from _made(item)
+
+    @cached_property
+    def _used(self) -> frozenset[str]:
+        return frozenset(use.used for use in self.graph.uses)
+
+
+def _made(item: Op | Boundary) -> tuple[str, ...]:
+    return item.outputs if isinstance(item, Op) else (item.target,)
+
+
+def _read(item: Op | Boundary) -> tuple[str, ...]:
+    return item.inputs if isinstance(item, Op) else (item.source,)

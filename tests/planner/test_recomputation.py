@@ -1,0 +1,79 @@
+"""Blocks that are computed again in the backward pass: the choice, its price, and its numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+
+from benchmarks.compare import compare, predicted, reference
+from shardwright.errors import UsageError
+from tests import planning
+from tests.ranks import run_ranks
+
+TRAINING: dict[str, Any] = {"phase": "train", "batch": 4, "seq": 64}
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).double()
+
+
+def mixture() -> Any:
+    torch.manual_seed(0)
+    config = MixtralConfig(**SIZES | {"num_hidden_layers": 3, "num_local_experts": 4})
+    model = AutoModelForCausalLM.from_config(config).double()
+    model.set_experts_implementation("eager")
+    return model
+
+
+def inputs() -> dict[str, Any]:
+    ids = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "use_cache": False}
+
+
+@pytest.mark.parametrize(("make", "near"), [(llama, 1e-9), (mixture, 1e-6)])  # float32 router
+@pytest.mark.parametrize("how", [True, {"model.layers": 2}])
+def test_gradients_and_collectives(make: Any, near: float, how: Any) -> None:
+    model = make().train()
+    plan = planning.plan(model, 2, recompute=how, **TRAINING)
+    layers = len(model.model.layers)
+    assert plan.workload.recomputed == {"model.layers": layers if how is True else 2}
+    given = inputs()
+    expected = dataclasses.replace(reference(model, given), decode=None)  # caches are off then
+    for found in run_ranks(2, lambda mesh: compare(model, given, plan, mesh, expected)):
+        assert found.logits <= 1e-9
+        assert found.gradients is not None and found.gradients <= near, found.worst
+        assert predicted(plan) == {
+            "forward": dict(found.forward),
+            "backward": dict(found.backward),
+        }
+
+
+def test_as_many_blocks_as_needed() -> None:
+    model, held = llama(), {}
+    for how in (False, True):
+        held[how] = planning.plan(model, 2, recompute=how, **TRAINING).predicted.memory.total
+    counts = []
+    for share in (1.0, 0.8, 0.4, 0.0):
+        room = int(held[True] + (held[False] - held[True]) * share)
+        plan = planning.plan(model, 2, memory=room, **TRAINING)
+        assert plan.predicted.memory.total <= room
+        counts.append(plan.workload.recomputed.get("model.layers", 0))
+    assert counts[0] == 0 < counts[1] < counts[2] < counts[3] == 6
+
+
+def test_a_list_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="'model.layer' is no list of so many blocks"):
+        planning.plan(llama(), 2, recompute={"model.layer": 2}, **TRAINING)
