@@ -46,33 +46,37 @@ def solve_first(now: SearchState) -> SearchState | None:
     return attempt(now, now.restrictions) if now.outcome is None else None
 
 
-def recompute(now: SearchState) -> SearchState | None:
-    """If no plan for training fits, drop activations of blocks and compute them again.
-
-    Of all blocks first: that shows what a block takes. Then of as few as fit.
-    """
-    task, posed, over = now.task, now.formulation, now.outcome
-    if not isinstance(over, OverMemory) or task.recomputing is None or posed is None:
+def recompute_all(now: SearchState) -> SearchState | None:
+    """If no plan for training fits, drop the activations of all blocks and compute them again."""
+    task = now.task
+    if not isinstance(now.outcome, OverMemory) or task.recomputing is None:
         return None
-    kept = {"over": now.over, "beyond": now.beyond}
-    blocks = task.recomputable
-    load = task.workload.model_copy(update={"recomputed": blocks})
+    load = task.workload.model_copy(update={"recomputed": task.recomputable})
     every = replace(task, workload=load, recomputing=None)
-    found = climb(start(every, now.asked, now.restrictions), FITTING)
-    if not isinstance(found.outcome, Solution):
-        return replace(found, **kept)
-    before = priced(task, found.outcome.layouts, posed.costs).memory
+    again = start(every, now.asked, now.restrictions)
+    return replace(again, keeping=now, over=now.over, beyond=now.beyond)
+
+
+def recompute_fewer(now: SearchState) -> SearchState | None:
+    """If not all blocks need to be computed again, do so with as few as fit."""
+    found, kept = now.outcome, now.keeping
+    if kept is None or kept.formulation is None or not isinstance(found, Solution):
+        return None
+    over, fewer, compute = kept.outcome, now, kept.task.recomputing
+    before = priced(kept.task, found.layouts, kept.formulation.costs).memory
     assert before is not None, "new predictions have it"
+    assert compute is not None, "all blocks can be computed again"
+    blocks = kept.task.recomputable
     most, count = sum(blocks.values()), 0
-    of_block = max((before.total - found.outcome.unfolded.memory.total) // most, 1)
-    while isinstance(over, OverMemory):
+    of_block = max((before.total - found.unfolded.memory.total) // most, 1)
+    while isinstance(over, OverMemory) and count < most:
         count += max(ceil((over.least - over.budget) / of_block), 1)
-        if count >= most:
-            return replace(found, **kept)
-        fewer = task.recomputing(_firsts(blocks, count))
-        now = climb(start(fewer, now.asked, now.restrictions), FITTING)
-        over = now.outcome
-    return replace(now if isinstance(over, Solution) else found, **kept)
+        if count < most:
+            task = compute(_firsts(blocks, count))
+            fewer = climb(start(task, now.asked, now.restrictions), FITTING)
+            over = fewer.outcome
+    fewer = fewer if isinstance(over, Solution) else now
+    return replace(fewer, keeping=None, over=now.over, beyond=now.beyond)
 
 
 def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
@@ -220,7 +224,7 @@ FREE_TABLES = Step("infeasible: token embeddings sharded as is cheapest", free_t
 
 SOLVING = (
     Step("solve; for least memory, with token embeddings sharded by rows", solve_first),
-    Step("does not fit, in training: compute blocks again in the backward pass", recompute),
+    Step("does not fit, in training: compute blocks again in the backward pass", recompute_all),
     Step("does not fit the device: minimize memory instead", least_memory),
     Step("infeasible: hidden states need not be sharded over cp", need_not_split_sequence),
     Step(
@@ -237,6 +241,7 @@ FITTING = tuple(step for step in SOLVING if step.take is not least_memory)
 
 LADDER = (
     *SOLVING,
+    Step("not all blocks need to be computed again: as few as fit", recompute_fewer),
     Step("run the plan on meta", try_out),
     Step("the dry run failed: forbid these splits and start over", forbid),
     Step(

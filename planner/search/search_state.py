@@ -30,6 +30,8 @@ class SearchState:
         conflicts: Conflicts of the dry runs that failed, in order.
         over: The memory error without sequence parallelism, if the search now uses it.
         beyond: The memory error of the device, if the search now looks for least memory.
+        keeping: The state in which no plan fits with all activations kept, if all blocks are now
+            computed again.
     """
 
     task: Task
@@ -41,6 +43,7 @@ class SearchState:
     conflicts: tuple[Conflict, ...] = ()
     over: OverMemory | None = None
     beyond: OverMemory | None = None
+    keeping: SearchState | None = None
 
     @property
     def solution(self) -> Solution:
