@@ -103,6 +103,9 @@ Examples:
 @click.option("--sequence-parallel/--no-sequence-parallel", default=None,
               help="Split hidden states between blocks along the sequence.  "
               "[default: only if nothing fits --memory without]")  # fmt: skip
+@click.option("--recompute/--no-recompute", default=None,
+              help="For training: drop the activations of blocks and compute them again in the "
+              "backward pass.  [default: of as few blocks as fit --memory]")  # fmt: skip
 @click.option("--continuous-batching", is_flag=True,
               help="Prove transformers' continuous batching, too (generate_batch).")  # fmt: skip
 @click.option("--tune", is_flag=True,

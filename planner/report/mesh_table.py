@@ -80,5 +80,6 @@ def _verdict(choice: MeshChoice, plan: Plan) -> str:
     if not choice.fits or not best.fits:
         return choice.why
     if plan.objective.name == "time":
-        return f"{(choice.time_ns or 0) / max(best.time_ns or 0, 1):.2f} times the time"
+        times = f"{(choice.time_ns or 0) / max(best.time_ns or 0, 1):.2f} times the time"
+        return f"{times}, {choice.why}" if choice.why else times
     return f"{(choice.memory or 0) / max(best.memory or 0, 1):.2f} times the bytes"

@@ -82,6 +82,9 @@ def _summary(plan: Plan) -> RenderableType:
     found.append(("objective", objective_in_words(plan.objective)))
     if load.dp == "fsdp":
         found.append(("copies", f"{load.replicas} share out parameters (fully_shard)"))
+    if load.recomputed:
+        blocks = (f"{n} of {path}" for path, n in load.recomputed.items())
+        found.append(("again", f"computed again in the backward pass: {', '.join(blocks)}"))
     if load.sequence_parallel:
         found.append(("sequence", "hidden states between blocks are sharded along it"))
     if (cp := plan.mesh.get(CP, 1)) > 1:
