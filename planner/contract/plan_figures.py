@@ -112,8 +112,8 @@ class Workload(SparsePart):
     )
     recomputed: dict[str, Asked] = Field(
         default={},
-        description="list of blocks -> how many of its first blocks keep only their inputs, and are "
-        "computed again in the backward pass; left out if none",
+        description="list of blocks -> how many of its first blocks keep only their inputs, and "
+        "are computed again in the backward pass; left out if none",
     )
     quantized: Quantized | None = Field(
         default=None,

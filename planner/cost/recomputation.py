@@ -1,7 +1,8 @@
 """Blocks whose activations are dropped after the forward pass and computed again for the backward.
 
-A block keeps only its inputs (what it gives counts, too: it is the input of the next). In the backward pass it runs again, up to its last op that saves
-anything: `torch.utils.checkpoint` stops there.
+A block keeps only its inputs, and so does the next one: what a block gives is kept, too. In the
+backward pass it runs again, up to its last op that saves anything: `torch.utils.checkpoint` stops
+there.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ class Recomputation:
         return frozenset(n for items in runs.values() for n in self._until_last_saved(items))
 
     def _until_last_saved(self, items: list[Op | Boundary]) -> Iterator[str]:
-        saved = [
-            {*self._saved.of(item)} if isinstance(item, Op) else set[str]() for item in items
-        ]
+        saved = [{*self._saved.of(item)} if isinstance(item, Op) else set[str]() for item in items]
         last = max((i for i, names in enumerate(saved) if names), default=-1)
         for i, item in enumerate(items[: last + 1]):
             yield from (n for n in _read(item) if n in self._used)

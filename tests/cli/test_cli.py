@@ -24,8 +24,8 @@ OPTIONS = {
     "--dp --dtype --dump --expert-imbalance --gpus-per-host --help --hosts --html --inputs --json "
     "--local-files-only --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet "
-    "--ranks --recompute --revision --seq --sequence-parallel --solver --speeds --subfolder --time-limit "
-    "--tp --tp-plan --trust-remote-code --tune --write-model -h -o -q",
+    "--ranks --recompute --revision --seq --sequence-parallel --solver --speeds --subfolder "
+    "--time-limit --tp --tp-plan --trust-remote-code --tune --write-model -h -o -q",
     "doctor": "--cache-dir --device --help --inputs --json --local-files-only --revision "
     "--subfolder --tp --trust-remote-code -h",
     "show": "--help --html --inputs --json --model --trust-remote-code -h",
