@@ -256,6 +256,7 @@ FROM_RUNTIME = {
         "runtime.boundary", "runtime.calls", "runtime.code", "runtime.model", "runtime.modules",
         "runtime.quantized", "runtime.slots",
     },
+    "planner.search": {"runtime.modules"},
     "planner.tune": {"runtime.api", "runtime.model"},
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""

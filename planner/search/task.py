@@ -24,7 +24,7 @@ from shardwright.planner.strategies.states import States
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
-from shardwright.runtime.modules.recomputation import recomputes
+from shardwright.runtime.modules.recomputation import recomputable
 
 T = TypeVar("T")
 
@@ -98,9 +98,7 @@ class Task:
     @property
     def recomputable(self) -> dict[str, int]:
         """Lists of blocks that can be computed again in the backward pass, with their lengths."""
-        modules = self.source.module.named_modules()
-        lists = {path: [*m.children()] for path, m in modules if isinstance(m, nn.ModuleList)}
-        return {path: len(b) for path, b in lists.items() if b and all(map(recomputes, b))}
+        return {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}
 
     @cached_property
     def caches(self) -> bool:

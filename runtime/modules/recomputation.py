@@ -8,13 +8,18 @@ from functools import partial
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardwright.errors import PlanError
+
 FLAG, FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"
 """Attributes of blocks of transformers: whether they do so, and how."""
 
 
-def recomputes(block: nn.Module) -> bool:
-    """Return whether a block can do so, as those of transformers can."""
-    return hasattr(type(block), FLAG)
+def recomputable(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return the lists of blocks of which all can do so, as those of transformers can."""
+    lists = {
+        path: [*m.children()] for path, m in model.named_modules() if isinstance(m, nn.ModuleList)
+    }
+    return {p: b for p, b in lists.items() if b and all(hasattr(type(x), FLAG) for x in b)}
 
 
 def recompute_blocks(model: nn.Module, firsts: Mapping[str, int]) -> None:
@@ -23,8 +28,17 @@ def recompute_blocks(model: nn.Module, firsts: Mapping[str, int]) -> None:
     Args:
         model: The model.
         firsts: List of blocks -> how many of them.
+
+    Raises:
+        PlanError: there are no such blocks.
     """
     for path, count in firsts.items():
-        for block in [*model.get_submodule(path).children()][:count]:
+        blocks = recomputable(model).get(path, [])
+        if count > len(blocks):
+            raise PlanError(
+                f"workload.recomputed: '{path:.80}' has {len(blocks)} blocks that can be computed "
+                f"again, not {count}"
+            )
+        for block in blocks[:count]:
             setattr(block, FUNCTION, partial(checkpoint, use_reentrant=False))
             setattr(block, FLAG, True)

@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-from benchmarks.compare import compare, predicted, reference
-from shardwright.errors import UsageError
+from benchmarks.compare import Comparison, compare, predicted, reference
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.recomputation import recompute_blocks
 from tests import planning
 from tests.ranks import run_ranks
 
@@ -32,7 +35,8 @@ def llama() -> Any:
 
 def mixture() -> Any:
     torch.manual_seed(0)
-    config = MixtralConfig(**SIZES | {"num_hidden_layers": 3, "num_local_experts": 4})
+    fewer: dict[str, Any] = {**SIZES, "num_hidden_layers": 3}
+    config = MixtralConfig(**fewer, num_local_experts=4)
     model = AutoModelForCausalLM.from_config(config).double()
     model.set_experts_implementation("eager")
     return model
@@ -43,33 +47,53 @@ def inputs() -> dict[str, Any]:
     return {"input_ids": ids, "use_cache": False}
 
 
-@pytest.mark.parametrize(("make", "near"), [(llama, 1e-9), (mixture, 1e-6)])  # float32 router
-@pytest.mark.parametrize("how", [True, {"model.layers": 2}])
-def test_gradients_and_collectives(make: Any, near: float, how: Any) -> None:
-    model = make().train()
-    plan = planning.plan(model, 2, recompute=how, **TRAINING)
-    layers = len(model.model.layers)
-    assert plan.workload.recomputed == {"model.layers": layers if how is True else 2}
+def assert_gradients(model: Any, how: dict[str, Any], near: float) -> Plan:
+    """Return the plan, with which gradients are the unsharded model's, collectives as predicted."""
+    plan = planning.plan(model, **how, **TRAINING)
     given = inputs()
     expected = dataclasses.replace(reference(model, given), decode=None)  # caches are off then
-    for found in run_ranks(2, lambda mesh: compare(model, given, plan, mesh, expected)):
+
+    def work(mesh: Mesh) -> Comparison:
+        return compare(model, given, plan, mesh, expected)
+
+    for found in run_ranks(plan.world_size, work, plan.mesh):
         assert found.logits <= 1e-9
         assert found.gradients is not None and found.gradients <= near, found.worst
         assert predicted(plan) == {
             "forward": dict(found.forward),
             "backward": dict(found.backward),
         }
+    return plan
+
+
+@pytest.mark.parametrize("how", [{"sequence_parallel": True}, {"mesh": {"cp": 2, "tp": 2}}])
+def test_with_shards_of_sequences(how: dict[str, Any]) -> None:
+    mesh = how.get("mesh", {"tp": 2})
+    assert_gradients(llama().train(), {"mesh": mesh, "recompute": True, **how}, 1e-9)
+
+
+@pytest.mark.parametrize(("make", "near"), [(llama, 1e-9), (mixture, 1e-6)])  # float32 router
+@pytest.mark.parametrize("how", [True, {"model.layers": 2}])
+def test_gradients_and_collectives(make: Any, near: float, how: Any) -> None:
+    model = make().train()
+    plan = assert_gradients(model, {"mesh": {"tp": 2}, "recompute": how}, near)
+    layers = len(model.model.layers)
+    assert plan.workload.recomputed == {"model.layers": layers if how is True else 2}
 
 
 def test_as_many_blocks_as_needed() -> None:
-    model, held = llama(), {}
-    for how in (False, True):
-        held[how] = planning.plan(model, 2, recompute=how, **TRAINING).predicted.memory.total
+    model = llama()
+
+    def held(plan: Plan) -> int:
+        assert plan.predicted.memory is not None
+        return plan.predicted.memory.total
+
+    most, least = (held(planning.plan(model, 2, recompute=h, **TRAINING)) for h in (False, True))
     counts = []
     for share in (1.0, 0.8, 0.4, 0.0):
-        room = int(held[True] + (held[False] - held[True]) * share)
+        room = int(least + (most - least) * share)
         plan = planning.plan(model, 2, memory=room, **TRAINING)
-        assert plan.predicted.memory.total <= room
+        assert held(plan) <= room
         counts.append(plan.workload.recomputed.get("model.layers", 0))
     assert counts[0] == 0 < counts[1] < counts[2] < counts[3] == 6
 
@@ -77,3 +101,5 @@ def test_as_many_blocks_as_needed() -> None:
 def test_a_list_that_there_is_not() -> None:
     with pytest.raises(UsageError, match="'model.layer' is no list of so many blocks"):
         planning.plan(llama(), 2, recompute={"model.layer": 2}, **TRAINING)
+    with pytest.raises(PlanError, match="'model.layers' has 6 blocks that can be .*, not 7"):
+        recompute_blocks(llama(), {"model.layers": 7})
