@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import shardwright
-from benchmarks.zoo_case import build
+from benchmarks.zoo_case import build, experts_of
 from examples import train_3d
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
@@ -27,7 +30,7 @@ MESHES = ({"dp": 2, "ep": 2, "tp": 1}, {"ep": 2, "tp": 2})
 def planned(mesh: dict[str, int], **how: Any) -> tuple[Any, Plan]:
     """A mixture in float64, and its plan."""
     _, model = build("causal", "qwen3_moe", torch.float64)
-    return model, planning.plan(model, mesh=mesh, batch=ROWS, **how)
+    return model, planning.plan(model, mesh=mesh, **{"batch": ROWS, **how})
 
 
 def own(rows: torch.Tensor, at: Mesh) -> torch.Tensor:
@@ -115,3 +118,52 @@ def test_what_would_leave_gradients_unequal_is_refused() -> None:
             fully_shard(local, mesh=at.device_mesh["dp"])
 
     run_ranks(4, work, MESHES[0])
+
+
+# Of 4 experts, three ranks have 2, 1 and 1, where torch would have 2, 2 and 0.
+@pytest.mark.parametrize("mesh", [{"ep": 3, "tp": 1}, {"dp": 2, "ep": 2, "tp": 1}, {"tp": 2}])
+def test_checkpoints_are_read_on_other_meshes(tmp_path: Path, mesh: dict[str, int]) -> None:
+    """Torch's, ours, and the full state of an optimizer, saved on ep 2 x tp 2 after two steps."""
+    model, plan = planned(MESHES[1], phase="train")
+    draw = torch.Generator().manual_seed(1)
+    steps = [[ids] for ids in torch.randint(3, 90, (2, ROWS, TOKENS), generator=draw)]
+
+    def save(at: Mesh) -> Any:
+        local = shardwright.apply(copy.deepcopy(model), plan, at).train()
+        optimizer = train_3d.optimizer_of(local)
+        for parts in steps:
+            trained(local, optimizer, [own(ids, at) for ids in parts])
+        weights, kept = get_state_dict(local, optimizer)
+        dcp.save({"model": weights, "optimizer": kept}, checkpoint_id=tmp_path / "state")
+        shardwright.save(local, tmp_path / "saved")
+        whole = full_tensors(local, dict(local.named_parameters()))
+        return whole, shardwright.full_optimizer_state(optimizer)
+
+    want, state = run_ranks(4, save, MESHES[1])[0]
+    other_plan = planned(mesh, phase="train", batch=6)[1]
+
+    def load(at: Mesh) -> None:
+        local: Any = shardwright.load(
+            tmp_path / "saved", other_plan, mesh=at.device_mesh, **experts_of(model)
+        )
+        check(local, None)
+        split: Any = shardwright.apply(copy.deepcopy(model), other_plan, at)
+        optimizer = train_3d.optimizer_of(split)
+        weights, kept = get_state_dict(split, optimizer)
+        dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=tmp_path / "state")
+        set_state_dict(split, optimizer, model_state_dict=weights, optim_state_dict=kept)
+        check(split, optimizer)
+        other = train_3d.optimizer_of(split)
+        shardwright.load_full_optimizer_state(other, state)
+        check(split, other)
+
+    def check(split: Any, optimizer: Any) -> None:
+        found = full_tensors(split, dict(split.named_parameters()))
+        assert all(torch.equal(found[name], value) for name, value in want.items())
+        if optimizer is not None:
+            kept = shardwright.full_optimizer_state(optimizer)["state"]
+            assert kept.keys() == state["state"].keys() and len(kept) == len(want)
+            for at, values in state["state"].items():
+                assert all(torch.equal(kept[at][name], value) for name, value in values.items())
+
+    run_ranks(prod(mesh.values()), load, mesh)
