@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
 from math import gcd, prod
 from typing import NamedTuple
 
 from torch import nn
 
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.plain_values import is_said, plain_value, same_value
 from shardwright.planner.experts.probe import Mixture, fault
 from shardwright.planner.graph.graph import Graph, Tensor
 from shardwright.planner.graph.views import is_view
@@ -44,15 +47,29 @@ def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
     """Return the mixtures among the traced modules, each tested by numbers."""
     out, calls = Mixtures(), _first_calls(graph)
     for name, call in calls.items():
+        if any(is_within(name, around) for around in out.found):
+            continue
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
-            why = fault(module, mixture)
+            why = _said(graph, name, module) or fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
                 out.refused.pop(name, None)
                 break
             out.refused.setdefault(name, why)
     return out
+
+
+def _said(graph: Graph, name: str, module: nn.Module) -> str | None:
+    """Return what a module is told besides tensors, if it is not left at the default."""
+    defaults = {n: p.default for n, p in signature(module.forward).parameters.items()}
+    told = {*graph.unsaid.get(name, ())}
+    for flag, values in graph.flags.get(name, {}).items():
+        default = defaults.get(flag, Parameter.empty)
+        usual = [plain_value(default)] if is_said(default) else []
+        if len(values) != 1 or not any(same_value(values[0], value) for value in usual):
+            told.add(flag)
+    return f"it is also given '{min(told)}', with which it was not tested" if told else None
 
 
 def marked(graph: Graph, mixtures: Mixtures) -> Graph:

@@ -142,7 +142,12 @@ class _Probe:
 
     def _compared(self, pairs: Pairs, training: bool) -> str | None:
         whole = self._copy(0, self.count, training)
+        before = _attributes(whole)
         want, gradients = self._with_gradients(pairs, lambda p: self._run(whole, p), [whole])
+        for name, values in _attributes(whole).items():
+            was = before.get(name, ())
+            if len(was) != len(values) or any(a is not b for a, b in zip(was, values, strict=True)):
+                return f"it keeps '{name}', which other code may read"
         turned = torch.arange(TOKENS - 1).flip(0)
         if not self._close(self._run(whole, pairs.rows(turned)), want[turned]):
             return "what it gives for a token depends on the tokens beside it"
@@ -224,6 +229,17 @@ def _features(stacks: Iterable[nn.Parameter], count: int) -> Iterator[int]:
         yield from stack.shape[1:]
         if len(stack) > count:
             yield len(stack) // count
+
+
+def _attributes(module: nn.Module) -> dict[str, list[Any]]:
+    """Return the attributes of a module and of those within, and what is in dicts and lists."""
+    out: dict[str, list[Any]] = {}
+    for path, each in module.named_modules():
+        for name, value in vars(each).items():
+            within = value.values() if isinstance(value, dict) else value
+            more = [*within] if isinstance(value, (dict, list)) else []
+            out[f"{path}.{name}".lstrip(".")] = [value, *more]
+    return out
 
 
 def _joined(named: Sequence[Mapping[str, Any]], of_experts: Sequence[str]) -> list[Tensor]:

@@ -133,6 +133,14 @@ class OwnGradient(Experts):
         return super().forward(x, chosen, others)
 
 
+class Counting(Experts):
+    """Keeps how many tokens each expert had."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        self.counts = chosen.flatten().bincount(minlength=self.experts)
+        return super().forward(x, chosen, weights)
+
+
 class Buffered(Experts):
     def __init__(self) -> None:
         super().__init__()
@@ -160,6 +168,7 @@ BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of
         (OfCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM), (ByOthers, SUM),
         (Normalized, SUM), (Residual, SUM), (Dropping, "in training mode"),
         (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
+        (Counting, "it keeps 'counts'"),
     ],
 )  # fmt: skip
 def test_tokens_must_stay(cls: type[Experts], why: str) -> None:
@@ -264,6 +273,56 @@ def test_a_mixture_that_stays_is_noted() -> None:
     )
     held = {whole.parameter.rpartition(".")[0] for whole in plan.replicated}
     assert "other.mixture" in held and "one.mixture" not in held
+
+
+class Around(Experts):
+    """A module around a mixture, which is called alike."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.inner = Experts()
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return self.inner(x, chosen, weights)
+
+
+def test_tokens_travel_once() -> None:
+    plan = planning.plan(Model(Around), mesh={"ep": 2, "tp": 1}, args=(X,))
+    assert [name for name, entry in plan.modules.items() if entry.dispatch] == ["mixture"]
+    assert {e.placement for e in plan.modules["mixture.inner"].parameters.values()} == {
+        "6@ep, 64, 32", "6@ep, 32, 64",
+    }  # fmt: skip
+
+
+class Told(Experts):
+    """Computes something else if it is told more than it was when it was tested."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, more: Any = None) -> Tensor:
+        weights = weights / weights.sum(-1, keepdim=True) if more else weights
+        return super().forward(x, chosen, weights)
+
+
+class Telling(Model):
+    """Calls its mixture twice, and tells it something in the second call."""
+
+    def __init__(self, *more: Any) -> None:
+        super().__init__(Told)
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        rows = y.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows).softmax(-1).topk(CHOSEN, -1)
+        return y + self.mixture(rows, chosen, weights, *self.more).view(x.shape)
+
+
+@pytest.mark.parametrize("more", [True, [2, 3]])
+def test_what_a_mixture_is_told(more: Any) -> None:
+    """A flag, and what is none."""
+    mesh = {"ep": 2, "tp": 1}
+    assert planning.plan(Telling(), mesh=mesh, args=(X,)).modules["mixture"].dispatch is not None
+    with pytest.raises(InfeasibleError, match="it is also given 'more', with which it was not"):
+        planning.plan(Telling(more), mesh=mesh, args=(X,))
 
 
 def test_a_model_without_such_a_mixture() -> None:
