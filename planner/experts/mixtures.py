@@ -1,7 +1,8 @@
 """Finds the mixtures of experts in a traced model, whose tokens may travel between ranks of `ep`.
 
 A mixture is a module that is called with hidden states, the numbers of each token's experts and
-their weights, and whose parameters have a row for each expert. Whether its tokens may travel is
+their weights, and whose parameters have a row for each expert. Or it is called with hidden states
+alone, as many for each expert, which lie by expert. Whether its tokens may travel is
 tested by numbers (`probe.py`). A model that routes its tokens in the module that also holds the
 experts has no such boundary, and is not split over `ep`.
 """
@@ -94,7 +95,19 @@ def marked(graph: Graph, mixtures: Mixtures) -> Graph:
         and graph.priced(boundary)
         and boundary.slot == mixture.tokens
     }
-    marks = replace(graph.marks, spread_experts={*spread.items()}, travelling=travelling)
+    lying = {m for m, mixture in mixtures.found.items() if mixture.experts is None}
+    of_ranks = {  # their dim of experts is one of tokens, too: tp must not shard it
+        (name, 0)
+        for use in graph.uses
+        if use.fqn in of_experts and any(is_within(use.fqn, module) for module in lying)
+        for name in (use.stored, use.used)
+    }
+    marks = replace(
+        graph.marks,
+        spread_experts={*spread.items()},
+        travelling=travelling,
+        fixed=graph.marks.fixed | of_ranks,
+    )
     return replace(graph, marks=marks, mixtures=mixtures.found, unspread=mixtures.refused)
 
 
@@ -116,6 +129,29 @@ def _first_calls(graph: Graph) -> dict[str, _Call]:
 
 def _mixtures(module: nn.Module, call: _Call) -> Iterator[Mixture]:
     """Yield what a module may be as a mixture: its arguments, parameters and number of experts."""
+    yield from _routing(module, call)
+    yield from _lying(module, call)
+
+
+def _lying(module: nn.Module, call: _Call) -> Iterator[Mixture]:
+    """Yield a mixture whose tokens lie by expert: [E * T, H] or [E, T, H]."""
+    if len(call.inputs) != 1 or [*call.outputs] != [""]:
+        return
+    ((tokens, (given, integers)),) = call.inputs.items()
+    shape, stacks = given.shape, {n: p for n, p in module.named_parameters() if p.dim() > 1}
+    counts = {len(p) for p in stacks.values()}
+    if integers or len(shape) not in (2, 3) or call.outputs[""].shape != shape or len(counts) != 1:
+        return
+    (count,) = counts
+    if count > 1 and (shape[0] == count if len(shape) == 3 else shape[0] % count == 0):
+        attributes = tuple(_attributes(module, count))
+        yield Mixture(
+            tokens, None, None, count, 0, shape[-1], tuple(stacks), attributes, len(shape)
+        )
+
+
+def _routing(module: nn.Module, call: _Call) -> Iterator[Mixture]:
+    """Yield a mixture that is told each token's experts."""
     whole = [slot for slot, (_, integers) in call.inputs.items() if integers]
     if len(whole) != 1 or len(call.inputs) != 3 or [*call.outputs] != [""]:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -73,6 +74,17 @@ class InRows(Experts):
         up = self.up.view(-1, self.inner, WIDTH if x.shape[-1] == WIDTH else x.shape[-1])[expert]
         down = self.down.view(-1, self.inner, x.shape[-1])[expert]
         return F.silu(F.linear(x, up)) @ down
+
+
+class Behind(Experts):
+    """Code behind the module's own, which has other names for what it is given."""
+
+    @wraps(Experts.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # pyright: ignore
+        return self.code(*args, **kwargs)
+
+    def code(self, tokens: Tensor, index: Tensor, shares: Tensor) -> Tensor:
+        return super().forward(tokens, index, shares)
 
 
 class OfCapacity(Experts):
@@ -154,7 +166,7 @@ def found_of(cls: type[Experts]) -> str | None:
     return fault(module, Mixture("x", "chosen", "weights", EXPERTS, CHOSEN, WIDTH, *of))
 
 
-@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows])
+@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows, Behind])
 def test_tokens_may_travel(cls: type[Experts]) -> None:
     assert found_of(cls) is None
 
@@ -361,6 +373,7 @@ def test_plans_that_contradict_themselves() -> None:
         ({"parameters": whole}, "each rank has all experts"),
         ({"parameters": other}, "is not the dim of the experts"),
         ({"attributes": {"experts": "12@ep"}}, "is not the dim of the experts"),
+        ({"dispatch": entry["dispatch"] | {"weights": None}}, "and not both"),
     ):
         with pytest.raises(PlanError, match=text):
             Plan.from_json(json.dumps(edited(**changes)))
