@@ -201,6 +201,8 @@ def _check_dispatch(module: ModulePlan, around: Dispatch | None, coords: Coords)
     """Check that only experts, and their number, are split over ep, and only if tokens travel."""
     if module.dispatch is not None:
         _need(EP in coords, f"tokens travel, and the mesh has no dim '{EP}'")
+        told = module.dispatch.experts is None, module.dispatch.weights is None
+        _need(len({*told}) == 1, "tokens have experts, or weights, and not both")
     experts = None if around is None else Atom(around.count, EP)
     texts = [t for e in module.parameters.values() for t in (e.placement, e.use) if t is not None]
     dims = [dim for text in (*texts, *module.attributes.values()) for dim in parse(text).dims]

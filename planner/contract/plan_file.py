@@ -118,8 +118,12 @@ class Dispatch(Part):
     """
 
     tokens: str = Field(description="the hidden states, of which each row is a token")
-    experts: str = Field(description="the numbers of each token's experts")
-    weights: str = Field(description="how much each of them counts")
+    experts: str | None = Field(
+        default=None,
+        description="the numbers of each token's experts; null if tokens lie by expert, as many "
+        "for each",
+    )
+    weights: str | None = Field(default=None, description="how much each of them counts, likewise")
     count: int = Field(ge=2, le=LARGEST, description="experts of the module")
 
 

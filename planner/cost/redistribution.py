@@ -291,21 +291,21 @@ class RedistributionCosts:
         """Return the traffic of tokens that travel to their experts and back, in a pass.
 
         Ranks first tell each other how many tokens each expert gets. Each token is sent once for
-        each of its experts, with a weight. The rank that gets most tokens counts.
+        each of its experts, with a weight; or once, without, if tokens lie by expert. The rank that
+        gets most tokens counts.
         """
         tensor, ranks = self.graph.tensors[name], self.workload.spread
         chosen, count = self.travellers[name]
         size = int(self.sizes.bytes(name, state, run) * self.workload.imbalance)
-        pairs = size // (tensor.shape[-1] * tensor.dtype.itemsize) * chosen
+        weights = size // tensor.shape[-1] * chosen
+        sent = (chosen * size, weights, chosen * size) if chosen else (size, size)
         load, sub = self.workload, self.states.sub
         sizes = (sub.cp, load.replicas // ranks, ranks, sub.ranks)
         hosts = hosts_of(sizes, (False, False, True, False), load.gpus_per_host or prod(sizes))
-        sends = [
-            Collective("all_to_all", n, ranks, hosts)
-            for n in (chosen * size, pairs * tensor.dtype.itemsize, chosen * size)
-        ]
+        sends = [Collective("all_to_all", n, ranks, hosts) for n in sent]
         counts = Collective("all_gather", count * torch.int64.itemsize, ranks, hosts)
-        copied = (5 * chosen + 1) * size  # sorted, put back in order, and summed
+        # sorted, put back in order, and summed; or turned, from rank by expert to expert by rank
+        copied = (5 * chosen + 1 if chosen else 4) * size
         return Traffic((counts, *sends), tuple(sends), copied, copied)
 
     def travelling_cost(self, name: str, state: State) -> TransitionCost:

@@ -1,7 +1,8 @@
 """Finds the mixtures of experts in a traced model, whose tokens may travel between ranks of `ep`.
 
 A mixture is a module that is called with hidden states, the numbers of each token's experts and
-their weights, and whose parameters have a row for each expert. Whether its tokens may travel is
+their weights, and whose parameters have a row for each expert. Or it is called with hidden states
+alone, as many for each expert, which lie by expert. Whether its tokens may travel is
 tested by numbers (`probe.py`). A model that routes its tokens in the module that also holds the
 experts has no such boundary, and is not split over `ep`.
 """
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
 from math import gcd, prod
 from typing import NamedTuple
 
 from torch import nn
 
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.plain_values import is_said, plain_value, same_value
 from shardwright.planner.experts.probe import Mixture, fault
 from shardwright.planner.graph.graph import Graph, Tensor
 from shardwright.planner.graph.views import is_view
@@ -44,15 +48,29 @@ def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
     """Return the mixtures among the traced modules, each tested by numbers."""
     out, calls = Mixtures(), _first_calls(graph)
     for name, call in calls.items():
+        if any(is_within(name, around) for around in out.found):
+            continue
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
-            why = fault(module, mixture)
+            why = _said(graph, name, module) or fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
                 out.refused.pop(name, None)
                 break
             out.refused.setdefault(name, why)
     return out
+
+
+def _said(graph: Graph, name: str, module: nn.Module) -> str | None:
+    """Return what a module is told besides tensors, if it is not left at the default."""
+    defaults = {n: p.default for n, p in signature(module.forward).parameters.items()}
+    told = {*graph.unsaid.get(name, ())}
+    for flag, values in graph.flags.get(name, {}).items():
+        default = defaults.get(flag, Parameter.empty)
+        usual = [plain_value(default)] if is_said(default) else []
+        if len(values) != 1 or not any(same_value(values[0], value) for value in usual):
+            told.add(flag)
+    return f"it is also given '{min(told)}', with which it was not tested" if told else None
 
 
 def marked(graph: Graph, mixtures: Mixtures) -> Graph:
@@ -77,7 +95,19 @@ def marked(graph: Graph, mixtures: Mixtures) -> Graph:
         and graph.priced(boundary)
         and boundary.slot == mixture.tokens
     }
-    marks = replace(graph.marks, spread_experts={*spread.items()}, travelling=travelling)
+    lying = {m for m, mixture in mixtures.found.items() if mixture.experts is None}
+    of_ranks = {  # their dim of experts is one of tokens, too: tp must not shard it
+        (name, 0)
+        for use in graph.uses
+        if use.fqn in of_experts and any(is_within(use.fqn, module) for module in lying)
+        for name in (use.stored, use.used)
+    }
+    marks = replace(
+        graph.marks,
+        spread_experts={*spread.items()},
+        travelling=travelling,
+        fixed=graph.marks.fixed | of_ranks,
+    )
     return replace(graph, marks=marks, mixtures=mixtures.found, unspread=mixtures.refused)
 
 
@@ -99,6 +129,29 @@ def _first_calls(graph: Graph) -> dict[str, _Call]:
 
 def _mixtures(module: nn.Module, call: _Call) -> Iterator[Mixture]:
     """Yield what a module may be as a mixture: its arguments, parameters and number of experts."""
+    yield from _routing(module, call)
+    yield from _lying(module, call)
+
+
+def _lying(module: nn.Module, call: _Call) -> Iterator[Mixture]:
+    """Yield a mixture whose tokens lie by expert: [E * T, H] or [E, T, H]."""
+    if len(call.inputs) != 1 or [*call.outputs] != [""]:
+        return
+    ((tokens, (given, integers)),) = call.inputs.items()
+    shape, stacks = given.shape, {n: p for n, p in module.named_parameters() if p.dim() > 1}
+    counts = {len(p) for p in stacks.values()}
+    if integers or len(shape) not in (2, 3) or call.outputs[""].shape != shape or len(counts) != 1:
+        return
+    (count,) = counts
+    if count > 1 and (shape[0] == count if len(shape) == 3 else shape[0] % count == 0):
+        attributes = tuple(_attributes(module, count))
+        yield Mixture(
+            tokens, None, None, count, 0, shape[-1], tuple(stacks), attributes, len(shape)
+        )
+
+
+def _routing(module: nn.Module, call: _Call) -> Iterator[Mixture]:
+    """Yield a mixture that is told each token's experts."""
     whole = [slot for slot, (_, integers) in call.inputs.items() if integers]
     if len(whole) != 1 or len(call.inputs) != 3 or [*call.outputs] != [""]:
         return

@@ -7,6 +7,9 @@ A mixture's module gets tokens [T, H], the numbers [T, k] of each token's expert
 - it is the sum over the token's experts of what the module gives for each of them alone,
 - and a module with some of the experts, numbered from 0, gives the same for these.
 
+Or its tokens lie by expert, as many for each: [E * T, H] or [E, T, H]. They may travel if each is
+computed by itself, and a module with some of the experts gives the same for their tokens.
+
 What code sorts, counts and scatters by data cannot be followed in a graph of calls. But apart from
 this, code computes with real functions, which are equal if they are equal at random points. So a
 small copy of the module, with few experts and narrow features, runs on random numbers: in eval and
@@ -18,7 +21,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from inspect import signature
+from itertools import pairwise, product, takewhile
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -45,27 +49,32 @@ class Mixture:
 
     Attributes:
         tokens: The argument with the hidden states.
-        experts: The argument with the numbers of each token's experts.
-        weights: The argument with their weights.
+        experts: The argument with each token's experts, by number. None if tokens lie by expert.
+        weights: The argument with their weights, likewise.
         count: All experts.
-        chosen: Experts of a token.
+        chosen: Experts of a token; 0 if tokens lie by expert.
         width: Elements of a token.
         parameters: Parameters with the same number of rows for each expert, in turn.
         attributes: Integers of the module that are the number of experts.
     """
 
     tokens: str
-    experts: str
-    weights: str
+    experts: str | None
+    weights: str | None
     count: int
     chosen: int
     width: int
     parameters: tuple[str, ...]
     attributes: tuple[str, ...]
+    dims: int = 2
+    """Dims of the tokens, if they lie by expert: 3 if one of them is that of the experts."""
 
 
 class Pairs(NamedTuple):
-    """Tokens [T, H], their experts [T, k] and weights [T, k]."""
+    """Tokens [T, H], their experts [T, k] and weights [T, k].
+
+    If they lie by expert, tokens [T, E, H], and k is 0.
+    """
 
     tokens: Tensor
     experts: Tensor
@@ -133,6 +142,9 @@ class _Probe:
 
     def _cases(self) -> Sequence[Pairs]:
         """Return tokens with random experts, and tokens that share their experts."""
+        if self.mixture.experts is None:
+            none = torch.zeros(TOKENS, 0)
+            return [Pairs(self._drawn(TOKENS, self.count, self.width), none, none)]
         k, count = min(self.mixture.chosen, self.count), self.count
         tokens, weights = self._drawn(TOKENS, self.width), self._drawn(TOKENS, k).abs() + 0.1
         orders = [torch.randperm(count, generator=self.random) for _ in range(TOKENS)]
@@ -142,7 +154,12 @@ class _Probe:
 
     def _compared(self, pairs: Pairs, training: bool) -> str | None:
         whole = self._copy(0, self.count, training)
+        before = _attributes(whole)
         want, gradients = self._with_gradients(pairs, lambda p: self._run(whole, p), [whole])
+        for name, values in _attributes(whole).items():
+            was = before.get(name, ())
+            if len(was) != len(values) or any(a is not b for a, b in zip(was, values, strict=True)):
+                return f"it keeps '{name}', which other code may read"
         turned = torch.arange(TOKENS - 1).flip(0)
         if not self._close(self._run(whole, pairs.rows(turned)), want[turned]):
             return "what it gives for a token depends on the tokens beside it"
@@ -174,13 +191,21 @@ class _Probe:
 
     def _run(self, module: nn.Module, pairs: Pairs) -> Tensor:
         at = self.mixture
-        given = dict(zip((at.tokens, at.experts, at.weights), pairs, strict=True))
-        return module(**given).reshape(len(pairs.tokens), -1)
+        if at.experts is None:
+            lying = pairs.tokens.transpose(0, 1)
+            made = module(lying if at.dims == 3 else lying.flatten(0, 1))
+            return made.view(lying.shape).transpose(0, 1).flatten(1)
+        names: Any = at.tokens, at.experts, at.weights
+        given = dict(zip(names, pairs, strict=True))
+        return _called(module, given).reshape(len(pairs.tokens), -1)
 
     def _apart(
         self, parts: Sequence[nn.Module], ranges: Sequence[tuple[int, int]], pairs: Pairs
     ) -> Tensor:
         """Return the sum over experts, each pair computed by the module that has its expert."""
+        if self.mixture.experts is None:
+            own = (pairs._replace(tokens=pairs.tokens[:, a:b]) for a, b in ranges)
+            return torch.cat(list(map(self._run, parts, own)), 1)
         k = pairs.experts.shape[1]
         alone = Pairs(
             pairs.tokens.repeat_interleave(k, 0),
@@ -224,6 +249,25 @@ def _features(stacks: Iterable[nn.Parameter], count: int) -> Iterator[int]:
         yield from stack.shape[1:]
         if len(stack) > count:
             yield len(stack) // count
+
+
+def _called(module: nn.Module, given: dict[str, Any]) -> Tensor:
+    """Return what a module makes of its arguments, which code behind it may name otherwise."""
+    first = signature(module.forward).parameters.items()
+    leading = takewhile(lambda p: p[0] in given and p[1].kind is p[1].POSITIONAL_OR_KEYWORD, first)
+    args = [given.pop(name) for name, _ in leading]
+    return module(*args, **given)
+
+
+def _attributes(module: nn.Module) -> dict[str, list[Any]]:
+    """Return the attributes of a module and of those within, and what is in dicts and lists."""
+    out: dict[str, list[Any]] = {}
+    for path, each in module.named_modules():
+        for name, value in vars(each).items():
+            within = value.values() if isinstance(value, dict) else value
+            more = [*within] if isinstance(value, (dict, list)) else []
+            out[f"{path}.{name}".lstrip(".")] = [value, *more]
+    return out
 
 
 def _joined(named: Sequence[Mapping[str, Any]], of_experts: Sequence[str]) -> list[Tensor]:

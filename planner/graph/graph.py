@@ -189,6 +189,9 @@ class Graph:
     flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Module that was called -> flag -> the values that the flag had."""
 
+    unsaid: dict[str, set[str]] = field(default_factory=dict)
+    """Module that was called -> arguments that had neither tensors nor flags: lists, sizes."""
+
     flags_from_data: frozenset[str] = frozenset()
     """Modules whose flags may depend on data: code that reads values calls them."""
 

@@ -178,7 +178,10 @@ class Marks:
     some of them."""
 
     travelling: set[tuple[str, tuple[int, int]]] = _dims()
-    """(tokens, experts of each and in all): they travel to the ranks of `ep` that hold these."""
+    """(tokens, experts of each and in all): they travel to the ranks of `ep` that hold these.
+
+    Of each 0, if the tokens lie by expert.
+    """
 
     data_sized: set[tuple[str, int]] = _dims()
     """Dims whose length depends on data."""

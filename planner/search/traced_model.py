@@ -74,6 +74,8 @@ def spread_experts(found: _Trace) -> _Trace:
         kind: {(copy, known[n]) for copy, n in unfolded.origin.items() if n in known}
         for kind, known in kinds.items()
     }
+    fixed = {(copy, 0) for copy, n in unfolded.origin.items() if (n, 0) in graph.marks.fixed}
+    copies["fixed"] = unfolded.graph.marks.fixed | fixed
     every = replace(unfolded.graph, marks=replace(unfolded.graph.marks, **copies))
     return found._replace(
         folding=replace(folding, graph=graph), unfolded=replace(unfolded, graph=every)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import EP
 from shardwright.runtime.boundary.planned_call import PlannedCall
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.proven import ProvenCalls
@@ -61,6 +64,22 @@ class ModelBoundary:
     def has(self, parameter: Tensor | None) -> bool:
         """Whether `parameter` is a DTensor over the plan's mesh, so not managed by FSDP2."""
         return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
+
+    def check_averaged(self, parameter: DTensor) -> None:
+        """Check that FSDP2, if it manages `parameter`, averages its gradient over all copies.
+
+        Raises:
+            UsageError: it does not, and the model no longer would.
+        """
+        further = len(parameter.placements) - self.axes
+        if self.copies is None or further <= 0:
+            return
+        groups, over = self.copies.groups, prod(parameter.device_mesh.shape[:further])
+        if EP in groups or over != prod(group.size for group in groups.values()):
+            raise UsageError(
+                f"FSDP2 over {over} ranks around a model that averages gradients over "
+                f"{', '.join(sorted(groups))}: leave out fully_shard, or plan without these dims"
+            )
 
     def cut(self, value: Tensor, stored: DTensor, name: str) -> Tensor:
         """Shard a full `value` as `stored` is; a DTensor is returned as it is.

@@ -53,6 +53,7 @@ class BoundaryModule(HookedModule):
             stored = self.__dict__["_parameters"].get(name)
             if not (changes.model.has(value) and changes.model.has(stored)):
                 # FSDP2 sets its own parameters: plain DTensors, made from SplitTensors.
+                changes.model.check_averaged(value)
                 self.__dict__["_parameters"][name] = SplitTensor.adopt(value)
                 return None
         elif isinstance(value, nn.Module):

@@ -4,14 +4,16 @@ Each copy computes the mean loss of its own sequences. The mean over copies is t
 batch if all copies have equally many tokens that count. Copies may use different parameters
 (experts that only some tokens reach), in a different order. At the end of a backward pass, all
 copies therefore average every parameter that any of them has a gradient for, in model order.
-An expert that one rank of `ep` holds has the sum of the gradients of all their tokens: it is
-divided, and averaged over the other dims.
-Several backward passes before a step stay correct: what was averaged before is equal on all ranks.
+An expert that one rank of `ep` holds gets the sum of the gradients of all their tokens: it is
+divided as it comes, and averaged over the other dims.
+Several backward passes before a step stay correct: what was averaged before is equal on all ranks,
+and what is divided is not yet added to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -46,7 +48,7 @@ class Copies:
 
     def __init__(self, model: nn.Module, groups: Mapping[str, Group]) -> None:
         self.model, self.groups = model, groups
-        self.hooks: dict[int, Any] = {}
+        self.hooks: dict[int, list[Any]] = {}
         self.task = -1
         self.made: set[int] = set()
 
@@ -55,14 +57,16 @@ class Copies:
         for parameter in parameters:
             if parameter is None or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            if (old := self.hooks.get(id(parameter))) is not None:
+            for old in self.hooks.get(id(parameter), ()):
                 old.remove()
             trained, there = parameter.requires_grad, parameter._post_accumulate_grad_hooks
             parameter.requires_grad_()
             if there is not None:  # `.to()` swaps the tensor underneath, which has no hooks
                 parameter._post_accumulate_grad_hooks = there
-            hook = parameter.register_post_accumulate_grad_hook(self.note)
-            self.hooks[id(parameter)] = hook
+            hooks: list[Any] = [parameter.register_post_accumulate_grad_hook(self.note)]
+            if not isinstance(parameter, DTensor) and (ranks := self.ranks_apart(parameter)) > 1:
+                hooks.append(parameter.register_hook(lambda grad, ranks=ranks: grad / ranks))
+            self.hooks[id(parameter)] = hooks
             parameter.requires_grad_(trained)
 
     def note(self, parameter: Tensor) -> None:
@@ -72,6 +76,10 @@ class Copies:
             self.task, self.made = task, set()
             Variable._execution_engine.queue_callback(self.average)
         self.made.add(id(parameter))
+
+    def ranks_apart(self, parameter: Tensor) -> int:
+        """Return how many copies hold different parts of `parameter`, 1 if all hold the same."""
+        return prod(self.groups[name].size for name in self.groups.keys() & _apart(parameter))
 
     def average(self) -> None:
         """Average all gradients that any copy has. Runs on all ranks at the end of a backward."""
@@ -85,15 +93,24 @@ class Copies:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             grad = local = _local(parameter.grad)
-            held = getattr(parameter, "shardwright_placement", None)
+            apart = _apart(parameter)
             for name, group in self.groups.items():
-                grad = grad / group.size
-                if held is None or name not in held.meshes:
-                    grad = all_reduce(grad, group)
+                if name not in apart:
+                    grad = all_reduce(grad / group.size, group)
             local.copy_(grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
         return self  # until the copied model gets its own
+
+
+def _apart(parameter: Tensor) -> set[str]:
+    """Return the mesh dims over which ranks hold different parts of `parameter`."""
+    if isinstance(parameter, DTensor):
+        names = parameter.device_mesh.mesh_dim_names or ()
+        placed = zip(names, parameter.placements, strict=True)
+        return {name for name, placement in placed if not placement.is_replicate()}
+    placement = getattr(parameter, "shardwright_placement", None)
+    return set() if placement is None else {*placement.meshes}
 
 
 def _local(grad: Tensor) -> Tensor:

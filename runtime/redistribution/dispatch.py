@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import shard_range
 from shardwright.planner.contract.mesh import EP
-from shardwright.planner.contract.plan_file import Dispatch
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import Dispatch, ModulePlan
 from shardwright.runtime.communication.collectives import all_gather, all_to_all
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.slots import find_argument, index_of, positions
@@ -75,20 +76,31 @@ class Dispatcher:
     """The plan's `dispatch` of one module, prepared for this rank.
 
     Args:
-        plan: The entry of the plan.
+        spec: The plan's entry for the module.
+        plan: How its tokens travel.
         mesh: The mesh.
         forward: The forward of the module's own class.
         path: The name of the module, for messages.
     """
 
-    def __init__(self, plan: Dispatch, mesh: Mesh, forward: Callable[..., Any], path: str) -> None:
+    def __init__(
+        self,
+        spec: ModulePlan,
+        plan: Dispatch,
+        mesh: Mesh,
+        forward: Callable[..., Any],
+        path: str,
+    ) -> None:
         self.group, self.count, self.path = mesh[EP], plan.count, path
         names, varargs = positions(forward)
-        slots = (plan.tokens, plan.experts, plan.weights)
+        slots = filter(None, (plan.tokens, plan.experts, plan.weights))
         self.arguments = [(slot, index_of(slot, names, varargs)) for slot in slots]
         ranks = range(self.group.size)
         self.held = [shard_range(plan.count, rank, self.group.size) for rank in ranks]
         """The experts of each rank."""
+        made = [change.source for change in spec.outputs] + [out.placement for out in spec.gives]
+        self.width = parse(made[0]).local_shape(mesh.coords)[-1] if made else None
+        """Elements of each row that the module returns here, if tp may change them."""
 
     def _run(
         self,
@@ -108,6 +120,9 @@ class Dispatcher:
             return code(module, *args, **kwargs)
         given, named = [*args], {**kwargs}
         places = [self._place(*argument, given, named) for argument in self.arguments]
+        if len(places) == 1:
+            ((at, where),) = places
+            return self._lying(lambda: code(module, *given, **named), module, at, where)
         tokens, experts, weights = (where[at] for at, where in places)
         chosen, of_each = experts.reshape(-1), experts.shape[-1]
         order = chosen.argsort(stable=True)
@@ -124,6 +139,36 @@ class Dispatcher:
         return back[in_turn].view(*experts.shape, back.shape[-1]).sum(1).view(tokens.shape)
 
     run: Any = torch.compiler.disable(_run)
+
+    def _lying(
+        self, compute: Callable[[], Tensor], module: nn.Module, at: Any, where: Any
+    ) -> Tensor:
+        """Run the module's own code on tokens that lie by expert, as many of a rank for each.
+
+        Shapes: tokens [E * T, H] or [E, T, H], and the same for the output.
+
+        Raises:
+            UsageError: there are not as many tokens for each expert.
+        """
+        tokens = where[at]
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        each, rest = divmod(len(rows), self.count)
+        if rest:
+            raise UsageError(
+                f"'{self.path}' was given {len(rows)} rows, and it has {self.count} experts"
+            )
+        experts = torch.arange(self.count, device=rows.device).repeat_interleave(each)
+        route, here = self._route(experts)
+        came = _Exchange.apply(rows, route)
+        by_expert = here.argsort(stable=True)
+        turned = came[by_expert]
+        first, last = self.held[self.group.rank]
+        if tokens.dim() == 3 and len(turned):
+            turned = turned.view(last - first, -1, turned.shape[-1])
+        where[at] = turned
+        made = self._computed(compute, module, came)
+        back = _Exchange.apply(made[by_expert.argsort()], route.back)
+        return back.view(*tokens.shape[:-1], back.shape[-1])
 
     def _place(
         self, name: str, index: int | None, args: list[Any], kwargs: dict[str, Any]
@@ -152,16 +197,15 @@ class Dispatcher:
         here = numbers.repeat_interleave(mine.reshape(-1)).to(chosen.device, chosen.dtype)
         return Route(self.group, send, tuple(mine.sum(1).tolist())), here
 
-    @staticmethod
     def _computed(
-        compute: Callable[[], Tensor], module: nn.Module, came: Tensor, weigh: Tensor
+        self, compute: Callable[[], Tensor], module: nn.Module, came: Tensor, *weigh: Tensor
     ) -> Tensor:
         """Return what `compute` makes of the pairs that have come, a row for each."""
-        needed = [came, weigh]
+        needed = [came, *weigh]
         if len(came):
             made = compute().reshape(len(came), -1)
         else:
-            made = came.new_empty(came.shape)
+            made = came.new_empty(0, self.width or came.shape[-1])
             trained = any(p.requires_grad for p in module.parameters())
             needed += [torch.zeros((), requires_grad=True)] * trained
         return _After.apply(made, *needed) if torch.is_grad_enabled() else made

@@ -232,6 +232,8 @@ class ToLocal(torch.autograd.Function):
         if ctx.noted is not None:
             copies, stored = ctx.noted
             copies.note(stored)
+            if (ranks := copies.ranks_apart(stored)) > 1:
+                grad = grad / ranks
         if torch.is_grad_enabled():  # it will be differentiated again
             return _FromLocal.apply(grad, ctx.spec), None
         return SplitTensor.__new__(SplitTensor, grad, ctx.spec, requires_grad=False), None  # type: ignore[return-value]

@@ -35,26 +35,16 @@ def loss(logits: torch.Tensor) -> torch.Tensor:
     return (logits * weights).sum((1, 2)).mean()
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "tolerance"),
-    [
-        ("qwen3_moe", {"ep": 2, "tp": 2}, EXACT),
-        long("mixtral", {"dp": 2, "ep": 2, "tp": 1}, ROUNDED),
-        long("dbrx", {"ep": 2, "tp": 2}, EXACT),
-        long("gpt_oss", {"ep": 2, "tp": 1}, ROUNDED),
-        long("deepseek_v3", {"dp": 2, "ep": 2, "tp": 2}, ROUNDED),
-        long("olmoe", {"ep": 4, "tp": 2}, EXACT),
-    ],
-)
-def test_logits_and_gradients(name: str, mesh: dict[str, int], tolerance: float) -> None:
-    model = built(name)
-    plan = planning.plan(model, mesh=mesh, phase="train", batch=ROWS)
-    ids = torch.randint(3, 100, (ROWS, TOKENS), generator=torch.Generator().manual_seed(3))
+def assert_equal_to_one_process(model: Any, mesh: dict[str, int], tolerance: float) -> None:
+    """Logits, and all gradients."""
+    copies = mesh["ep"] * mesh.get("dp", 1)
+    rows = max(ROWS, copies)
+    plan = planning.plan(model, mesh=mesh, phase="train", batch=rows)
+    ids = torch.randint(3, 100, (rows, TOKENS), generator=torch.Generator().manual_seed(3))
     whole = copy.deepcopy(model)
     want = whole(ids, use_cache=False).logits
     loss(want).backward()
     gradients = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
-    copies = mesh["ep"] * mesh.get("dp", 1)
 
     def work(at: Mesh) -> None:
         local = shardwright.apply(copy.deepcopy(model), plan, at)
@@ -69,6 +59,28 @@ def test_logits_and_gradients(name: str, mesh: dict[str, int], tolerance: float)
             assert float((found[key] - gradient).abs().max()) <= tolerance * most, key
 
     run_ranks(copies * mesh["tp"], work, mesh)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "tolerance"),
+    [
+        ("qwen3_moe", {"ep": 2, "tp": 2}, EXACT),
+        long("mixtral", {"dp": 2, "ep": 2, "tp": 1}, ROUNDED),
+        long("dbrx", {"ep": 2, "tp": 2}, EXACT),
+        long("gpt_oss", {"ep": 2, "tp": 1}, ROUNDED),
+        long("deepseek_v3", {"dp": 2, "ep": 2, "tp": 2}, ROUNDED),
+        long("olmoe", {"ep": 4, "tp": 2}, EXACT),
+    ],
+)
+def test_logits_and_gradients(name: str, mesh: dict[str, int], tolerance: float) -> None:
+    assert_equal_to_one_process(built(name), mesh, tolerance)
+
+
+# Tokens lie by expert; one of five ranks has no expert, and another part of the rows than it gets.
+@pytest.mark.parametrize("mesh", [{"ep": 4, "tp": 1}, {"ep": 5, "tp": 2}])
+def test_tokens_that_lie_by_expert(mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the router
+    assert_equal_to_one_process(built("llama4_text"), mesh, EXACT)
 
 
 def test_loaded_from_disk_and_generating(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -75,6 +76,17 @@ class InRows(Experts):
         return F.silu(F.linear(x, up)) @ down
 
 
+class Behind(Experts):
+    """Code behind the module's own, which has other names for what it is given."""
+
+    @wraps(Experts.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # pyright: ignore
+        return self.code(*args, **kwargs)
+
+    def code(self, tokens: Tensor, index: Tensor, shares: Tensor) -> Tensor:
+        return super().forward(tokens, index, shares)
+
+
 class OfCapacity(Experts):
     """An expert takes its first tokens only."""
 
@@ -133,6 +145,14 @@ class OwnGradient(Experts):
         return super().forward(x, chosen, others)
 
 
+class Counting(Experts):
+    """Keeps how many tokens each expert had."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        self.counts = chosen.flatten().bincount(minlength=self.experts)
+        return super().forward(x, chosen, weights)
+
+
 class Buffered(Experts):
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +166,7 @@ def found_of(cls: type[Experts]) -> str | None:
     return fault(module, Mixture("x", "chosen", "weights", EXPERTS, CHOSEN, WIDTH, *of))
 
 
-@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows])
+@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows, Behind])
 def test_tokens_may_travel(cls: type[Experts]) -> None:
     assert found_of(cls) is None
 
@@ -160,6 +180,7 @@ BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of
         (OfCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM), (ByOthers, SUM),
         (Normalized, SUM), (Residual, SUM), (Dropping, "in training mode"),
         (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
+        (Counting, "it keeps 'counts'"),
     ],
 )  # fmt: skip
 def test_tokens_must_stay(cls: type[Experts], why: str) -> None:
@@ -266,6 +287,56 @@ def test_a_mixture_that_stays_is_noted() -> None:
     assert "other.mixture" in held and "one.mixture" not in held
 
 
+class Around(Experts):
+    """A module around a mixture, which is called alike."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.inner = Experts()
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return self.inner(x, chosen, weights)
+
+
+def test_tokens_travel_once() -> None:
+    plan = planning.plan(Model(Around), mesh={"ep": 2, "tp": 1}, args=(X,))
+    assert [name for name, entry in plan.modules.items() if entry.dispatch] == ["mixture"]
+    assert {e.placement for e in plan.modules["mixture.inner"].parameters.values()} == {
+        "6@ep, 64, 32", "6@ep, 32, 64",
+    }  # fmt: skip
+
+
+class Told(Experts):
+    """Computes something else if it is told more than it was when it was tested."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, more: Any = None) -> Tensor:
+        weights = weights / weights.sum(-1, keepdim=True) if more else weights
+        return super().forward(x, chosen, weights)
+
+
+class Telling(Model):
+    """Calls its mixture twice, and tells it something in the second call."""
+
+    def __init__(self, *more: Any) -> None:
+        super().__init__(Told)
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        rows = y.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows).softmax(-1).topk(CHOSEN, -1)
+        return y + self.mixture(rows, chosen, weights, *self.more).view(x.shape)
+
+
+@pytest.mark.parametrize("more", [True, [2, 3]])
+def test_what_a_mixture_is_told(more: Any) -> None:
+    """A flag, and what is none."""
+    mesh = {"ep": 2, "tp": 1}
+    assert planning.plan(Telling(), mesh=mesh, args=(X,)).modules["mixture"].dispatch is not None
+    with pytest.raises(InfeasibleError, match="it is also given 'more', with which it was not"):
+        planning.plan(Telling(more), mesh=mesh, args=(X,))
+
+
 def test_a_model_without_such_a_mixture() -> None:
     with pytest.raises(InfeasibleError, match="'mixture' looks like one, but what it gives"):
         planning.plan(Model(Averaged), mesh={"ep": 2, "tp": 1}, args=(X,))
@@ -302,6 +373,7 @@ def test_plans_that_contradict_themselves() -> None:
         ({"parameters": whole}, "each rank has all experts"),
         ({"parameters": other}, "is not the dim of the experts"),
         ({"attributes": {"experts": "12@ep"}}, "is not the dim of the experts"),
+        ({"dispatch": entry["dispatch"] | {"weights": None}}, "and not both"),
     ):
         with pytest.raises(PlanError, match=text):
             Plan.from_json(json.dumps(edited(**changes)))

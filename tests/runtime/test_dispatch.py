@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.dims import shard_range
 from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, ParameterPlan
 from shardwright.runtime.communication.audit import Call, count_collectives
 from shardwright.runtime.communication.mesh import Mesh
@@ -147,5 +148,64 @@ def test_an_expert_that_there_is_not() -> None:
         x, chosen, weights = routed(1, idle=False)
         with pytest.raises(UsageError, match="'experts' was given expert 5, and it has 5"):
             local(x, chosen + 1, weights)
+
+    run_ranks(2, work, {"ep": 2, "tp": 1})
+
+
+class Lying(Experts):
+    """Tokens that lie by expert: [E * T, H], or [E, T, H]."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        inner = F.silu(torch.bmm(x.view(self.count, -1, WIDTH), self.up.mT))
+        return torch.bmm(inner, self.down.mT).view(x.shape)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("each", [(3, 2), (0, 4, 1), (2, 2, 2, 2, 2, 2), (0, 0)])
+def test_tokens_that_lie_by_expert(each: tuple[int, ...], dims: int) -> None:
+    """Ranks with more or fewer tokens for each expert, or none, and one without experts."""
+    torch.manual_seed(0)
+    whole, total = Lying(), sum(each)
+    x = torch.randn(EXPERTS, total, WIDTH, dtype=torch.float64, requires_grad=True)
+    want = whole(x)
+    want.square().sum().backward()
+    spec = spread().model_copy(update={"dispatch": Dispatch(tokens="x", count=EXPERTS)})
+
+    def work(mesh: Mesh) -> list[Call]:
+        local, rank = copy.deepcopy(whole), mesh["ep"].rank
+        local.zero_grad()
+        apply_module(local, spec, mesh, path="experts")
+        own = slice(sum(each[:rank]), sum(each[: rank + 1]))
+        mine = x.detach()[:, own].clone().requires_grad_()
+        with count_collectives() as calls:
+            out = local(mine if dims == 3 else mine.flatten(0, 1))
+        torch.testing.assert_close(out.view(mine.shape), want[:, own], rtol=0, atol=1e-9)
+        out.square().sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(mine.grad, x.grad[:, own])
+        first, last = local._shardwright.dispatcher.held[rank]  # type: ignore[union-attr]
+        for (_, p), (_, q) in zip(local.named_parameters(), whole.named_parameters(), strict=True):
+            assert q.grad is not None
+            found = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(found, q.grad[first:last])
+        return calls
+
+    for rank, calls in enumerate(run_ranks(len(each), work, {"ep": len(each), "tp": 1})):
+        first, last = shard_range(EXPERTS, rank, len(each))
+        assert calls == [
+            Call("all_gather", 8 * EXPERTS),
+            Call("all_to_all", 8 * EXPERTS * each[rank] * WIDTH),
+            Call("all_to_all", 8 * (last - first) * total * WIDTH),
+        ]
+
+
+def test_tokens_that_do_not_lie_by_expert() -> None:
+    spec = spread().model_copy(update={"dispatch": Dispatch(tokens="x", count=EXPERTS)})
+
+    def work(mesh: Mesh) -> None:
+        local = Lying()
+        apply_module(local, spec, mesh, path="experts")
+        with pytest.raises(UsageError, match="'experts' was given 7 rows, and it has 5 experts"):
+            local(torch.randn(7, WIDTH, dtype=torch.float64))
 
     run_ranks(2, work, {"ep": 2, "tp": 1})

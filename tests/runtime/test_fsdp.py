@@ -14,6 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
+from benchmarks.ranks_case import llama
+from shardwright.errors import UsageError
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -88,3 +90,20 @@ def test_gradients_are_those_of_the_unsplit_model(variant: str) -> None:
             )
 
     run_ranks(4, work, SIZES)
+
+
+def test_fsdp2_over_some_of_the_copies_is_refused() -> None:
+    """It would take parameters from the model's own average over the others."""
+    sizes = {"dp_replicate": 2, "dp_shard": 2, "tp": 1}
+    model = llama(4, 4)
+    plan = planning.plan(model, mesh=sizes, phase="train", batch=4)
+
+    def work(mesh: Mesh) -> None:
+        assert mesh.device_mesh is not None
+        split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        with pytest.raises(UsageError, match="averages gradients over dp_replicate, dp_shard"):
+            fully_shard(split, mesh=mesh.device_mesh["dp_shard"])
+        whole = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        fully_shard(whole, mesh=mesh.device_mesh["dp_replicate", "dp_shard"])
+
+    run_ranks(4, work, sizes)

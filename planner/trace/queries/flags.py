@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
@@ -37,10 +40,16 @@ class Noted:
         named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.defaults = {p.name: p.default for p in named if p.default is not Parameter.empty}
         self.calls: list[dict[str, Any]] = []
+        self.unsaid: set[str] = set()
+        """Arguments that had neither tensors nor a value that a plan can name."""
 
     def call(self, given: Mapping[str, Any]) -> None:
         """Note a call with these arguments."""
         self.calls.append({n: _flag(v) for n, v in given.items() if n not in FREE})
+        others = [n for n, flag in self.calls[-1].items() if flag is None or flag is SIZE]
+        self.unsaid.update(
+            n for n in others if not any(map(torch.is_tensor, tree_leaves(given[n])))
+        )
 
     def flags(self) -> dict[str, list[PlainValue]]:
         """Return the values of each argument that is a flag, also by default."""

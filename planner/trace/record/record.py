@@ -66,6 +66,9 @@ class Record:
     flags: dict[str, dict[str, list[PlainValue]]] = field(default_factory=dict)
     """Module that was called -> flag -> the values that the flag had."""
 
+    unsaid: dict[str, set[str]] = field(default_factory=dict)
+    """Module that was called -> arguments that had neither tensors nor flags."""
+
     flags_from_data: set[str] = field(default_factory=set)
     """Modules that are called by code that reads values computed from example inputs."""
 

@@ -94,6 +94,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
     graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
+    graph.unsaid = found.unsaid
     graph.flags_from_data = frozenset(found.flags_from_data)
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
@@ -149,6 +150,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     raise Keeps(min(numbers.places))
                 found.kept |= keeps is not None
                 found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
+                found.unsaid = {name: one.unsaid for name, one in noted.items() if one.unsaid}
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance
                 entered = boundaries.CallStack(around)

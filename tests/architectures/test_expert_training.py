@@ -1,0 +1,169 @@
+"""Experts spread over ranks: training, greedy tokens and checkpoints, as in one process."""
+
+from __future__ import annotations
+
+import copy
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import shardwright
+from benchmarks.zoo_case import build, experts_of
+from examples import train_3d
+from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
+from tests import planning
+from tests.ranks import run_ranks
+
+ROWS, TOKENS, STEPS = 4, 12, 10
+MESHES = ({"dp": 2, "ep": 2, "tp": 1}, {"ep": 2, "tp": 2})
+
+
+def planned(mesh: dict[str, int], **how: Any) -> tuple[Any, Plan]:
+    """A mixture in float64, and its plan."""
+    _, model = build("causal", "qwen3_moe", torch.float64)
+    return model, planning.plan(model, mesh=mesh, **{"batch": ROWS, **how})
+
+
+def own(rows: torch.Tensor, at: Mesh) -> torch.Tensor:
+    """The sequences of this rank."""
+    copies = [group for name, group in at.groups.items() if name in ("dp", "ep")]
+    for group in copies:
+        rows = rows.chunk(group.size)[group.rank]
+    return rows
+
+
+def penalty(model: Any) -> Any:
+    """Of weights, outside of the model's calls."""
+    experts = (p for n, p in model.named_parameters() if ".experts." in n)
+    return sum(getattr(p, "full_tensor", lambda p=p: p)().square().sum() for p in experts)
+
+
+def trained(model: Any, optimizer: Any, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """One step after a backward pass for each of `parts`: their losses, and the gradients' norm."""
+    losses = []
+    for ids in parts:
+        losses.append(model(ids, labels=ids).loss + 1e-2 * penalty(model))
+        losses[-1].backward()
+    norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return [torch.stack(losses).detach(), getattr(norm, "full_tensor", lambda: norm)()]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_ten_steps_are_those_of_one_process(
+    mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, norms, and all parameters; gradients add up over two backward passes."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the loss, and the router
+    model, plan = planned(mesh, phase="train")
+    draw = torch.Generator().manual_seed(0)
+    steps = [[*torch.randint(3, 90, (2, ROWS, TOKENS), generator=draw)] for _ in range(STEPS)]
+    whole = copy.deepcopy(model).train()
+    optimizer = train_3d.optimizer_of(whole)
+    want = [trained(whole, optimizer, parts) for parts in steps]
+    before, after = dict(model.named_parameters()), dict(whole.named_parameters())
+    router = "model.layers.0.mlp.gate.weight"
+    assert float((after[router] - before[router]).detach().abs().max()) > 1e-3
+
+    def work(at: Mesh) -> list[list[torch.Tensor]]:
+        local = shardwright.apply(copy.deepcopy(model), plan, at).train()
+        optimizer = train_3d.optimizer_of(local)
+        made = [trained(local, optimizer, [own(ids, at) for ids in parts]) for parts in steps]
+        for name, found in full_tensors(local, dict(local.named_parameters())).items():
+            torch.testing.assert_close(found, after[name].detach(), rtol=0, atol=1e-9)
+        return made
+
+    every = run_ranks(prod(mesh.values()), work, mesh)
+    for step, (losses, norm) in enumerate(want):
+        mean = torch.stack([made[step][0] for made in every]).mean(0)
+        torch.testing.assert_close(mean, losses, rtol=0, atol=1e-9)
+        for made in every:
+            torch.testing.assert_close(made[step][1], norm, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_greedy_tokens_are_those_of_the_unsplit_model(mesh: dict[str, int]) -> None:
+    """64 of them, with a KV cache."""
+    model, plan = planned(mesh)
+    ids = torch.randint(3, 90, (ROWS, TOKENS), generator=torch.Generator().manual_seed(5))
+    how: Any = {"max_new_tokens": 64, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    want = model.generate(ids, **how)
+    assert want.shape == (ROWS, TOKENS + 64) and len(want[:, TOKENS:].unique()) > 4
+
+    def work(at: Mesh) -> None:
+        local: Any = shardwright.apply(copy.deepcopy(model), plan, at)
+        assert torch.equal(local.generate(own(ids, at), **how), own(want, at))
+
+    run_ranks(prod(mesh.values()), work, mesh)
+
+
+def test_what_would_leave_gradients_unequal_is_refused() -> None:
+    """FSDP2 around copies that also average over ep: it averages over its own ranks alone."""
+    model, plan = planned(MESHES[0], phase="train")
+
+    def work(at: Mesh) -> None:
+        assert at.device_mesh is not None
+        local = shardwright.apply(copy.deepcopy(model), plan, at)
+        with pytest.raises(UsageError, match="averages gradients over dp, ep: leave out"):
+            fully_shard(local, mesh=at.device_mesh["dp"])
+
+    run_ranks(4, work, MESHES[0])
+
+
+# Of 4 experts, three ranks have 2, 1 and 1, where torch would have 2, 2 and 0.
+@pytest.mark.parametrize("mesh", [{"ep": 3, "tp": 1}, {"dp": 2, "ep": 2, "tp": 1}, {"tp": 2}])
+def test_checkpoints_are_read_on_other_meshes(tmp_path: Path, mesh: dict[str, int]) -> None:
+    """Torch's, ours, and the full state of an optimizer, saved on ep 2 x tp 2 after two steps."""
+    model, plan = planned(MESHES[1], phase="train")
+    draw = torch.Generator().manual_seed(1)
+    steps = [[ids] for ids in torch.randint(3, 90, (2, ROWS, TOKENS), generator=draw)]
+
+    def save(at: Mesh) -> Any:
+        local = shardwright.apply(copy.deepcopy(model), plan, at).train()
+        optimizer = train_3d.optimizer_of(local)
+        for parts in steps:
+            trained(local, optimizer, [own(ids, at) for ids in parts])
+        weights, kept = get_state_dict(local, optimizer)
+        dcp.save({"model": weights, "optimizer": kept}, checkpoint_id=tmp_path / "state")
+        shardwright.save(local, tmp_path / "saved")
+        whole = full_tensors(local, dict(local.named_parameters()))
+        return whole, shardwright.full_optimizer_state(optimizer)
+
+    want, state = run_ranks(4, save, MESHES[1])[0]
+    other_plan = planned(mesh, phase="train", batch=6)[1]
+
+    def load(at: Mesh) -> None:
+        local: Any = shardwright.load(
+            tmp_path / "saved", other_plan, mesh=at.device_mesh, **experts_of(model)
+        )
+        check(local, None)
+        split: Any = shardwright.apply(copy.deepcopy(model), other_plan, at)
+        optimizer = train_3d.optimizer_of(split)
+        weights, kept = get_state_dict(split, optimizer)
+        dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=tmp_path / "state")
+        set_state_dict(split, optimizer, model_state_dict=weights, optim_state_dict=kept)
+        check(split, optimizer)
+        other = train_3d.optimizer_of(split)
+        shardwright.load_full_optimizer_state(other, state)
+        check(split, other)
+
+    def check(split: Any, optimizer: Any) -> None:
+        found = full_tensors(split, dict(split.named_parameters()))
+        assert all(torch.equal(found[name], value) for name, value in want.items())
+        if optimizer is not None:
+            kept = shardwright.full_optimizer_state(optimizer)["state"]
+            assert kept.keys() == state["state"].keys() and len(kept) == len(want)
+            for at, values in state["state"].items():
+                assert all(torch.equal(kept[at][name], value) for name, value in values.items())
+
+    run_ranks(prod(mesh.values()), load, mesh)
