@@ -53,7 +53,8 @@ class Costs:
         on = device(workload.device)
         self.sizes = TensorSizes(graph, axes, states.sub, workload, keys, workload.slowest)
         self.recomputation = Recomputation(graph, workload.recomputed)
-        self.redistributions = RedistributionCosts(graph, states, self.sizes, workload, on)
+        given = graph, states, self.sizes, workload, on, self.recomputation
+        self.redistributions = RedistributionCosts(*given)
         self.ops = OpCosts(graph, self.sizes, on, self.recomputation)
         self.passes = self.sizes.passes
         self._held: dict[int | None, Holdings] = {}

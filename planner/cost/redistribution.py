@@ -27,6 +27,7 @@ from shardwright.planner.contract.transitions import (
     Work,
 )
 from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
@@ -75,11 +76,19 @@ class RedistributionCosts:
         sizes: Sizes of its tensors.
         workload: The workload. Its copies of the model average gradients.
         device: The times of collectives and copies.
+        recomputation: What runs again in the backward pass.
     """
 
     def __init__(
-        self, graph: Graph, states: States, sizes: TensorSizes, workload: Workload, device: Device
+        self,
+        graph: Graph,
+        states: States,
+        sizes: TensorSizes,
+        workload: Workload,
+        device: Device,
+        recomputation: Recomputation,
     ) -> None:
+        self.recomputation = recomputation
         self.graph, self.states, self.sizes = graph, states, sizes
         self.workload, self.device = workload, device
         self._kinds: dict[str, tuple[object, ...]] = {}
@@ -306,7 +315,9 @@ class RedistributionCosts:
         counts = Collective("all_gather", count * torch.int64.itemsize, ranks, hosts)
         # sorted, put back in order, and summed; or turned, from rank by expert to expert by rank
         copied = (5 * chosen + 1 if chosen else 4) * size
-        return Traffic((counts, *sends), tuple(sends), copied, copied)
+        found = Traffic((counts, *sends), tuple(sends), copied, copied)
+        again = run.trains and name in self.recomputation.again
+        return found.repeated() if again else found
 
     def travelling_cost(self, name: str, state: State) -> TransitionCost:
         """Return the cost of `travelling` in all passes."""

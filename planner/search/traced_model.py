@@ -229,7 +229,7 @@ class TracedModel:
                     f"again; there are {blocks or 'none'}"
                 )
             blocks = dict(asked)
-        elif not blocks or workload.spread > 1:
+        elif not blocks:
             return task
 
         def computing(firsts: Mapping[str, int]) -> Task:

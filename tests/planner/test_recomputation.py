@@ -66,6 +66,11 @@ def assert_gradients(model: Any, how: dict[str, Any], near: float) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize("mesh", [{"ep": 2, "tp": 1}, {"ep": 2, "tp": 2}])
+def test_with_experts_that_are_spread(mesh: dict[str, int]) -> None:
+    assert_gradients(mixture().train(), {"mesh": mesh, "recompute": True}, 1e-6)
+
+
 @pytest.mark.parametrize("how", [{"sequence_parallel": True}, {"mesh": {"cp": 2, "tp": 2}}])
 def test_with_shards_of_sequences(how: dict[str, Any]) -> None:
     mesh = how.get("mesh", {"tp": 2})
