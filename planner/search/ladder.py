@@ -57,24 +57,46 @@ def recompute_all(now: SearchState) -> SearchState | None:
     return replace(again, keeping=now, over=now.over, beyond=now.beyond)
 
 
-def recompute_fewer(now: SearchState) -> SearchState | None:
-    """If not all blocks need to be computed again, do so with as few as fit."""
+class Saving(NamedTuple):
+    """What it would save to compute fewer blocks again.
+
+    `of_block` is the bytes of a block, `fewest` how many blocks must be computed again at least,
+    and `time_ns` the time with so many. The placements are taken to stay.
+    """
+
+    of_block: int
+    fewest: int
+    time_ns: int
+
+
+def saving(now: SearchState) -> Saving | None:
+    """Return what fewer blocks would save; None if not all blocks are computed again."""
     found, kept = now.outcome, now.keeping
     if kept is None or kept.formulation is None or not isinstance(found, Solution):
         return None
-    over, fewer, compute = kept.outcome, now, kept.task.recomputing
-    before = priced(kept.task, found.layouts, kept.formulation.costs).memory
-    assert before is not None, "new predictions have it"
-    assert compute is not None, "all blocks can be computed again"
-    blocks = kept.task.recomputable
-    most, count = sum(blocks.values()), 0
-    of_block = max((before.total - found.unfolded.memory.total) // most, 1)
-    while isinstance(over, OverMemory) and count < most:
-        count += max(ceil((over.least - over.budget) / of_block), 1)
-        if count < most:
-            task = compute(_firsts(blocks, count))
-            fewer = climb(start(task, now.asked, now.restrictions), FITTING)
-            over = fewer.outcome
+    over, most = kept.outcome, sum(kept.task.recomputable.values())
+    assert isinstance(over, OverMemory), "otherwise no block is computed again"
+    before, after = priced(kept.task, found.layouts, kept.formulation.costs), found.unfolded
+    assert before.memory is not None, "new predictions have it"
+    of_block = max((before.memory.total - after.memory.total) // most, 1)
+    fewest = min(max(ceil((over.least - over.budget) / of_block), 1), most)
+    more = after.bill.first_run.price.time - before.time_ns
+    return Saving(of_block, fewest, before.time_ns + more * fewest // most)
+
+
+def recompute_fewer(now: SearchState) -> SearchState | None:
+    """If not all blocks need to be computed again, do so with as few as fit."""
+    kept, save = now.keeping, saving(now)
+    if kept is None or save is None or kept.task.recomputing is None:
+        return None
+    blocks, over, fewer, count = kept.task.recomputable, kept.outcome, now, 0
+    while isinstance(over, OverMemory):
+        count += max(ceil((over.least - over.budget) / save.of_block), 1)
+        if count >= sum(blocks.values()):
+            break
+        task = kept.task.recomputing(_firsts(blocks, count))
+        fewer = climb(start(task, now.asked, now.restrictions), FITTING)
+        over = fewer.outcome
     fewer = fewer if isinstance(over, Solution) else now
     return replace(fewer, keeping=None, over=now.over, beyond=now.beyond)
 

@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import FITTING, Tell, climb, search
+from shardwright.planner.search.ladder import FITTING, Tell, climb, saving, search
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task
@@ -112,33 +112,34 @@ def choose_mesh(
     on = model.workload.device
     per_host = ranks_on_a_host(on, cluster.ranks, cluster.gpus_per_host)
     order = partial(_order, objective=asked.objective)
-    solved: list[tuple[MeshChoice, Task]] = []
+    solved: list[tuple[MeshChoice, Task, MeshChoice]] = []
     for mesh, dp in meshes(cluster, model.workload, lambda: model.spreads):
         task = model.on(mesh, dp, per_host)
         try:
-            choice = _choice(climb(start(task, asked), FITTING))
+            now = climb(start(task, asked), FITTING)
+            choice, at_best = _choice(now), _at_best(now)
         except SolverError as error:  # another mesh may be easier
-            choice = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
-        solved.append((choice, task))
-    solved.sort(key=lambda each: order(each[0]))
+            choice = at_best = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
+        solved.append((choice, task, at_best))
+    solved.sort(key=lambda each: order(each[2]))
     best: tuple[MeshChoice, Task, SearchState] | None = None
     failed: InfeasibleError | None = None
-    for i, (choice, task) in enumerate(solved):
-        if best is not None and order(_at_best(choice)) >= order(best[0]):
-            continue
+    for i, (_, task, at_best) in enumerate(solved):
+        if best is not None and order(at_best) >= order(best[0]):
+            break
         with dumping(task) as tell:
             ended = search(task, asked, tell)
         if isinstance(ended.outcome, InfeasibleError):
             failed = failed or ended.outcome
             continue
         found = _choice(ended)
-        solved[i] = found, task
+        solved[i] = found, task, at_best
         if best is None or order(found) < order(best[0]):
             best = found, task, ended
     if best is None:
         raise failed or InfeasibleError("no mesh has a plan: please report it")
     chosen, of, ended = best
-    others = sorted((choice for choice, task in solved if task is not of), key=order)
+    others = sorted((choice for choice, task, _ in solved if task is not of), key=order)
     table = [chosen, *others]
     plan = ended.plan.model_copy(update={"meshes": table})
     return replace(ended, outcome=plan.sealed(), over=None, beyond=None)
@@ -159,14 +160,10 @@ def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> li
     return [now for now in found if not isinstance(now.outcome, InfeasibleError)]
 
 
-def _at_best(choice: MeshChoice) -> MeshChoice:
-    """Return a choice that is as fast as it could be with fewer blocks computed again.
-
-    Their forward pass is at most as long again as a third of the rest.
-    """
-    if choice.why != AGAIN or choice.time_ns is None:
-        return choice
-    return choice.model_copy(update={"time_ns": choice.time_ns * 3 // 4})
+def _at_best(now: SearchState) -> MeshChoice:
+    """Return what may be found on a mesh if fewer blocks are computed again."""
+    choice, save = _choice(now), saving(now)
+    return choice if save is None else choice.model_copy(update={"time_ns": save.time_ns})
 
 
 def _choice(now: SearchState) -> MeshChoice:

@@ -236,7 +236,9 @@ class TracedModel:
             source = replace(found.source, recomputed=firsts)
             apart = trace_folded(source, self.pins, task.sequence is not None)
             again = workload.model_copy(update={"recomputed": dict(firsts)})
-            return self._of_trace(_Trace(source, *apart, found.unmasked), again, task.mesh, along)
+            of = _Trace(source, *apart, found.unmasked)
+            of = of if workload.spread == 1 else spread_experts(of)
+            return self._of_trace(of, again, task.mesh, along)
 
         if asked is None and not workload.recomputed:
             return replace(task, recomputing=computing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -86,21 +87,25 @@ def test_gradients_and_collectives(make: Any, near: float, how: Any) -> None:
     assert plan.workload.recomputed == {"model.layers": layers if how is True else 2}
 
 
-def test_as_many_blocks_as_needed() -> None:
-    model = llama()
+def counts(model: Any, mesh: dict[str, int], shares: Sequence[float]) -> list[int]:
+    """Return how many blocks are computed again with so much of the memory that may be missing."""
+    how: dict[str, Any] = {"mesh": mesh, **TRAINING}
 
     def held(plan: Plan) -> int:
         assert plan.predicted.memory is not None
         return plan.predicted.memory.total
 
-    most, least = (held(planning.plan(model, 2, recompute=h, **TRAINING)) for h in (False, True))
-    counts = []
-    for share in (1.0, 0.8, 0.4, 0.0):
-        room = int(least + (most - least) * share)
-        plan = planning.plan(model, 2, memory=room, **TRAINING)
-        assert held(plan) <= room
-        counts.append(plan.workload.recomputed.get("model.layers", 0))
-    assert counts[0] == 0 < counts[1] < counts[2] < counts[3] == 6
+    most, least = (held(planning.plan(model, recompute=each, **how)) for each in (False, True))
+    rooms = [int(least + (most - least) * share) for share in shares]
+    plans = [planning.plan(model, memory=room, **how) for room in rooms]
+    assert all(held(plan) <= room for plan, room in zip(plans, rooms, strict=True))
+    return [plan.workload.recomputed.get("model.layers", 0) for plan in plans]
+
+
+def test_as_many_blocks_as_needed() -> None:
+    none, few, more, every = counts(llama(), {"tp": 2}, (1.0, 0.8, 0.4, 0.0))
+    assert none == 0 < few < more < every == 6
+    assert counts(mixture(), {"ep": 2, "tp": 1}, (0.6,)) in ([1], [2])
 
 
 def test_a_list_that_there_is_not() -> None:
