@@ -23,12 +23,13 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries.questions import noted
+from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.runs.compared_runs import (
     free_numbers,
     note_training,
     same_under_autocast,
 )
+from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
@@ -49,11 +50,12 @@ def trace_all(
     Raises:
         ModelError: the first run cannot be traced.
     """
-    unfoldable = set[str]()
+    known = Known(folds)
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
-        return of, *trace_folded(of, pins, ends, whole, folds, unfoldable)
+        with known.refusing(of.runs):
+            return of, *trace_folded(of, pins, ends, whole, known)
 
     def keeps(of: Source, training: bool = False) -> bool:
         """Return whether code reads attributes that another call left."""
@@ -136,8 +138,7 @@ def trace_folded(
     pins: Sequence[Pin] = (),
     ends: bool = False,
     whole: bool = True,
-    folds: bool = True,
-    unfoldable: set[str] | None = None,
+    known: Known | None = None,
 ) -> tuple[Folding, Unfolded]:
     """Return the folded graph of a model, and the unfolded one.
 
@@ -146,14 +147,13 @@ def trace_folded(
         pins: Pins; blocks with different pins are not folded into one.
         ends: Whether the first and the last block of a stack are kinds of their own.
         whole: Whether to trace all blocks if they cannot be folded.
-        folds: Whether to fold blocks at all.
-        unfoldable: Paths of stacks that are not folded; those that the plain call alone shows not
-            to be foldable are added.
+        known: What is known from other sets of runs; what this one shows is added.
 
     Raises:
         ModelError: the model cannot be traced.
         Unfoldable: stacks cannot be folded, and `whole` is not set.
     """
+    known = known or Known()
     module, owners = source.module, holders(source.module)
 
     def label(name: str) -> tuple[object, ...]:
@@ -162,8 +162,8 @@ def trace_folded(
 
     labels = label if pins or source.quantized else None
 
-    known = set[str]() if unfoldable is None else unfoldable
-    left_out, ways = set(known), () if not folds else (True,) if ends else (False, True)
+    foldable, left_out, plain = known.folds, set(known.unfoldable), len(source.runs) == 1
+    ways = () if not foldable else (True,) if ends else (False, True)
     while ways:
         culprits: frozenset[str] = frozenset()
         for apart in ways:
@@ -172,27 +172,29 @@ def trace_folded(
             if not stacks:
                 continue
             try:
-                folding = _folded(source, stacks, owners)
-                return folding, unfold(folding)
+                return _folded(source, stacks, owners, known)
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
-            except ModelError:
-                culprits = (
-                    frozenset()
-                )  # the code needs all blocks, or the model cannot be traced at all
+            except ModelError as error:
+                if isinstance(error.__cause__, ImportError):
+                    raise  # so would all blocks
+                culprits = frozenset()  # the code needs all blocks, or cannot be traced at all
                 break
         if not culprits:
             break
         left_out |= culprits
-        if len(source.runs) == 1:
-            known |= culprits
-    if not whole and folds and find_stacks(module, False, labels, owners):
+        if plain:
+            known.unfoldable |= culprits
+    known.folds &= not plain
+    if not whole and foldable and find_stacks(module, False, labels, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
-    folding = Folding(traced(source))
+    folding = Folding(traced(source, known))
     return folding, unfold(folding)
 
 
-def _folded(source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[str]]) -> Folding:
+def _folded(
+    source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[str]], known: Known
+) -> tuple[Folding, Unfolded]:
     """Trace a model shortened to one block of each kind of `stacks`, and fold its graph.
 
     Raises:
@@ -200,25 +202,46 @@ def _folded(source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[s
         Unfoldable: blocks differ.
     """
     with shortened(source.module, stacks):
-        graph, shared = traced(source), shared_beyond(source.module, stacks, owners)
+        shared, skips = shared_beyond(source.module, stacks, owners), False
+        graph, asked = _asked(source)
         try:
-            return fold(graph, stacks, shared)
+            unfold(fold(graph.apart(), stacks, shared))  # before it is traced in other contexts
         except Idle:
             if not any(answers for _, answers in graph.branch_paths):
                 raise
-            return fold(traced(source, skips=True), stacks, shared)
+            skips = True
+            graph, asked = _asked(source, skips)
+        _compare(graph, asked, source, skips, known)
+    folding = fold(graph, stacks, shared)
+    return folding, unfold(folding)
 
 
-def traced(source: Source, skips: bool = False) -> Graph:
-    """Return the graph of all runs of a source; `skips` is as for `trace_runs`.
+def traced(source: Source, known: Known | None = None) -> Graph:
+    """Return the graph of all runs of a source; what it shows is added to `known`.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    graph, asked = _asked(source)
+    _compare(graph, asked, source, False, known or Known())
+    return graph
+
+
+def _asked(source: Source, skips: bool = False) -> tuple[Graph, Asked]:
+    """Return the graph of all runs of a source, and what code asked; `skips` is for `trace_runs`.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     with alone(), noted() as asked:
-        graph = trace_runs(source.module, source.runs, skips)
+        return trace_runs(source.module, source.runs, skips), asked
+
+
+def _compare(graph: Graph, asked: Asked, source: Source, skips: bool, known: Known) -> None:
+    """Note in the graph of a source how it computes in other contexts."""
     graph.asks_autocast = asked.autocast and not same_under_autocast(graph, source, skips)
     mark_quantized(graph, source.quantized)
-    note_training(graph, source, asked)
+    if not known.differs(source.runs):
+        note_training(graph, source, asked)
+        known.differing += [] if graph.trained else [source.runs]
     graph.numbers = free_numbers(graph, source)
-    return graph

@@ -164,7 +164,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 # What the code refuses with and without export is refused for another reason.
                 if repr(raised) != refused and opaque.after(error, entered):
                     continue
-                if exported and not needs_data:
+                if exported and not needs_data and not isinstance(error, ImportError):
                     exported, refused = False, repr(raised)
                     continue
                 if unproven := keeps or (error if isinstance(error, Unproven) else None):
