@@ -48,7 +48,7 @@ def trace_model(
     """
     look_anew()
     try:
-        found = trace_all(source, pins, ends, folds)
+        found = trace_all(source, pins, ends, folds, source.valued is not None)
     except ModelError:
         valued = source.with_values()
         if valued is None:

@@ -78,11 +78,10 @@ class Opaque:
             return True
         if isinstance(error, AsksLess):
             run, _ = self.branch_paths[error.traced_call]
-            if run in self._refuted:
-                return False
-            self._refuted.add(run)
-            self.branch_paths = fewer(self.branch_paths, error.traced_call)
-            return True
+            if run not in self._refuted:
+                self._refuted.add(run)
+                self.branch_paths = fewer(self.branch_paths, error.traced_call)
+                return True
         if isinstance(error, BranchesOnData) and not self.skips:
             self.skips, self.branch_paths = True, ()
             return True

@@ -21,6 +21,7 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.questions import Asked, noted
@@ -29,8 +30,9 @@ from shardwright.planner.trace.runs.compared_runs import (
     note_training,
     same_under_autocast,
 )
+from shardwright.planner.trace.runs.further_runs import Wish
 from shardwright.planner.trace.runs.known_runs import Known
-from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.run import Run, RunRefused
 from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
 from shardwright.planner.trace.trace_lock import alone
@@ -39,18 +41,23 @@ Traced = tuple[Source, Folding, Unfolded]
 
 
 def trace_all(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
+    source: Source,
+    pins: Sequence[Pin] = (),
+    ends: bool = False,
+    folds: bool = True,
+    valued: bool = False,
 ) -> Traced:
     """Trace a source with as many of its runs as possible.
 
     Returns the source with the runs that were traced, and the result of `trace_folded`. If code
     does something else in training mode, runs in training mode are traced too, unless that makes
-    more modules opaque. `folds` says whether blocks may be folded.
+    more modules opaque. `folds` says whether blocks may be folded, and `valued` whether there is
+    another source, with values, for code that depends on data.
 
     Raises:
         ModelError: the first run cannot be traced.
     """
-    known = Known(folds)
+    known = Known(folds, valued)
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
@@ -122,14 +129,38 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     if source.further and not best[1].stacks and not again:
         with suppress(ModelError):
             return tried(more, source.further, True)
-    for wish in source.wishes:
+    for n, wish in enumerate(source.wishes):
         folded = bool(best[1].stacks)
+        if n == 1 and (all_at_once := _others(source.wishes[1:], best, partial(tried, more))):
+            return all_at_once
         # Masks are too common to leave out: for these all blocks may be traced.
-        ways = (False, True) if folded and wish is source.wishes[0] else (not folded,)
+        ways = (False, True) if folded and n == 0 else (not folded,)
         for way, run in product(ways, wish):
             with suppress(ModelError, Unfoldable):
                 best = tried(more, (*best[0].further, run), way)
                 break
+    return best
+
+
+def _others(
+    wishes: Sequence[Wish], best: Traced, tried: Callable[[Sequence[Run], bool], Traced]
+) -> Traced | None:
+    """Trace wishes all at once, without the alternatives that are refused.
+
+    Returns None if it is not known which run is refused.
+    """
+    left = [wish for wish in wishes if wish]
+    while left:
+        runs = (*best[0].further, *(wish[0] for wish in left))
+        try:
+            return tried(runs, not best[1].stacks)
+        except (ModelError, Unfoldable) as error:
+            refused = error.__cause__ if isinstance(error, Unfoldable) else error
+            behind = refused.behind if isinstance(refused, RunRefused) else 0
+            if not 0 < behind <= len(left):
+                return None
+            left[-behind] = left[-behind][1:]
+            left = [wish for wish in left if wish]
     return best
 
 
@@ -162,10 +193,11 @@ def trace_folded(
 
     labels = label if pins or source.quantized else None
 
+    refused: ModelError | None = None
     foldable, left_out, plain = known.folds, set(known.unfoldable), len(source.runs) == 1
     ways = () if not foldable else (True,) if ends else (False, True)
     while ways:
-        culprits: frozenset[str] = frozenset()
+        culprits = frozenset[str]()
         for apart in ways:
             found = find_stacks(module, apart, labels, owners)
             stacks = [stack for stack in found if stack.path not in left_out]
@@ -176,10 +208,11 @@ def trace_folded(
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
             except ModelError as error:
-                if isinstance(error.__cause__, ImportError):
+                lacking = isinstance(error.__cause__, DATA_DEPENDENT) and plain and known.valued
+                if lacking or isinstance(error.__cause__, ImportError):
                     raise  # so would all blocks
-                culprits = frozenset()  # the code needs all blocks, or cannot be traced at all
-                break
+                refused, culprits = error, frozenset()
+                break  # the code needs all blocks, or cannot be traced at all
         if not culprits:
             break
         left_out |= culprits
@@ -187,7 +220,7 @@ def trace_folded(
             known.unfoldable |= culprits
     known.folds &= not plain
     if not whole and foldable and find_stacks(module, False, labels, owners):
-        raise Unfoldable("only the whole model can be traced with these calls")
+        raise Unfoldable("only the whole model can be traced with these calls") from refused
     folding = Folding(traced(source, known))
     return folding, unfold(folding)
 

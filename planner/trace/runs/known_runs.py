@@ -21,12 +21,14 @@ class Known:
 
     Attributes:
         folds: Whether blocks may be folded; not if the plain call alone folds none.
+        valued: Whether it can be traced with values of its inputs if its code depends on data.
         unfoldable: Paths of stacks that the plain call alone shows not to be foldable.
         differing: Sets of runs that compute something else in training mode.
         refused: Runs -> why they cannot be traced.
     """
 
     folds: bool = True
+    valued: bool = False
     unfoldable: set[str] = field(default_factory=set)
     differing: list[Sequence[Run]] = field(default_factory=list)
     refused: dict[Any, ModelError] = field(default_factory=dict)
