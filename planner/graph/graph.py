@@ -337,6 +337,11 @@ class Graph:
         found = (made.get(name) for name in self.tensors)
         return list({id(item): item for item in found if item is not None}.values())
 
+    def apart(self) -> Graph:
+        """Return a graph that can be folded while this one stays as it is."""
+        alike, counts = dict(self.alike), dict(self.counts)
+        return replace(self, alike=alike, counts=counts, marks=replace(self.marks))
+
     def producers(self) -> dict[str, Op]:
         """Map each tensor name to the op that makes it."""
         return {out: op for op in self.ops for out in op.outputs}

@@ -31,6 +31,7 @@ from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.folded_trace import Traced, trace_all, trace_folded
+from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.state.code_state import look_anew
 
 
@@ -47,7 +48,7 @@ def trace_model(
     """
     look_anew()
     try:
-        found = trace_all(source, pins, ends, folds)
+        found = trace_all(source, pins, ends, folds, source.valued is not None)
     except ModelError:
         valued = source.with_values()
         if valued is None:
@@ -55,7 +56,7 @@ def trace_model(
         found = trace_all(valued, pins, ends, folds)
     if source.batches and not any(run.fills == PAGED for run in found[0].further):
         alone = replace(source, more=(), further=(batched_call(source.module),))
-        trace_folded(alone, pins, ends, folds=folds)  # says why
+        trace_folded(alone, pins, ends, known=Known(folds))  # says why
         raise ModelError(
             f"continuous batching of {found[0].architecture} cannot be traced with its other "
             "calls: plan without continuous_batching"

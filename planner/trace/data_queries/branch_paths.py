@@ -7,11 +7,11 @@ treated as data-dependent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from shardwright.planner.trace.data_queries.errors import BranchesOnData
+from shardwright.planner.trace.data_queries.errors import AsksLess, BranchesOnData
 
 Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
@@ -25,16 +25,29 @@ _present: ContextVar[tuple[int, Iterator[bool], dict[str, bool]]] = ContextVar("
 """
 
 
-def both(paths: BranchPaths, traced_call: int) -> BranchPaths | None:
+def both(paths: BranchPaths, traced_call: int, alike: Collection[int] = ()) -> BranchPaths | None:
     """Return `paths` with one more question of a traced call answered both ways.
 
-    Returns None if the call has `MOST` answers already.
+    Returns None if the call has `MOST` answers already. Later calls with the same answers of the
+    runs `alike` are taken to ask the same; `fewer` takes it back.
     """
     run, answers = paths[traced_call]
     if len(answers) >= MOST:
         return None
-    more = ((run, (*answers, False)), (run, (*answers, True)))
-    return (*paths[:traced_call], *more, *paths[traced_call + 1 :])
+    same = {traced_call, *(i for i, (r, a) in enumerate(paths) if r in alike and a == answers)}
+    found: list[tuple[int, Answers]] = []
+    for i, (r, a) in enumerate(paths):
+        ends = ((False,), (True,)) if i in same and i >= traced_call else ((),)
+        found += [(r, (*a, *end)) for end in ends]
+    return tuple(found)
+
+
+def fewer(paths: BranchPaths, traced_call: int) -> BranchPaths:
+    """Return `paths` without the last question of a traced call."""
+    run, answers = paths[traced_call]
+    kept = run, answers[:-1]
+    found = ((r, a) if (r, a[: len(kept[1])]) != kept else kept for r, a in paths)
+    return tuple(dict.fromkeys(found))
 
 
 @contextmanager
@@ -42,7 +55,7 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
     """Context manager for traced call number `traced_call`: its first questions get these answers.
 
     Raises:
-        RuntimeError: with `all_asked`, fewer questions were asked than there are answers: an
+        AsksLess: with `all_asked`, fewer questions were asked than there are answers: an
             earlier run changed something.
     """
     token = _present.set((traced_call, rest := iter(answers), {}))
@@ -51,7 +64,7 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
     finally:
         _present.reset(token)
     if all_asked and next(rest, None) is not None:
-        raise RuntimeError("code that depends on data does otherwise when it is run again")
+        raise AsksLess(traced_call)
 
 
 def answer() -> tuple[int, bool | None]:

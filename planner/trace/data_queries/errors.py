@@ -28,5 +28,13 @@ class BranchesOnData(NeedsData):
         self.traced_call = traced_call
 
 
+class AsksLess(RuntimeError):
+    """Traced call number `traced_call` has more answers than it asks questions."""
+
+    def __init__(self, traced_call: int) -> None:
+        super().__init__("code that depends on data does otherwise when it is run again")
+        self.traced_call = traced_call
+
+
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, NeedsData)
 """Exceptions that are raised if a run would need data."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.trace.data_queries.branch_paths import BranchPaths, both
-from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, BranchesOnData
+from shardwright.planner.trace.data_queries.branch_paths import BranchPaths, both, fewer
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, AsksLess, BranchesOnData
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Objects
 from shardwright.planner.trace.opaque.random_inputs import (
@@ -63,16 +63,25 @@ class Opaque:
         self.root, self.branch_paths, self.skips = root, branch_paths, skips
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
+        self._modes: list[bool] = []
+        self._refuted: set[int] = set()
+        """Runs that asked less than a run like it: nothing is taken from others any more."""
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
         self._known: dict[tuple[str, Given, str, bool], Outcome] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Change the settings after a failed run; returns False if nothing is left to try."""
         if isinstance(error, BranchesOnData) and (
-            paths := both(self.branch_paths, error.traced_call)
+            paths := both(self.branch_paths, error.traced_call, self._like(error.traced_call))
         ):
             self.branch_paths = paths
             return True
+        if isinstance(error, AsksLess):
+            run, _ = self.branch_paths[error.traced_call]
+            if run not in self._refuted:
+                self._refuted.add(run)
+                self.branch_paths = fewer(self.branch_paths, error.traced_call)
+                return True
         if isinstance(error, BranchesOnData) and not self.skips:
             self.skips, self.branch_paths = True, ()
             return True
@@ -83,6 +92,11 @@ class Opaque:
             return True
         return self._needs_data(error, entered)
 
+    def _like(self, traced_call: int) -> set[int]:
+        """Return the runs in the mode of a traced call, which may ask the same."""
+        mode = self._modes[self.branch_paths[traced_call][0]]
+        return {i for i, m in enumerate(self._modes) if m == mode} - self._refuted
+
     def drop_stand_ins(self) -> None:
         """Use no stand-ins from now on. Branches on data then get no answers either."""
         self.stand_ins, self.branch_paths = False, ()
@@ -92,6 +106,7 @@ class Opaque:
 
     def made(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to make, one per branch path. `runs` may be a prefix of all runs."""
+        self._modes = [run.training for run in runs]
         self.branch_paths = self.branch_paths or tuple((i, ()) for i in range(len(runs)))
         return [runs[i]._replace(answers=a) for i, a in self.branch_paths if i < len(runs)]
 

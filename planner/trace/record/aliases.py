@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.record.arguments import tensors_in
 
 
 class Aliases:
@@ -54,7 +54,7 @@ class Aliases:
         Raises:
             Unproven: a tensor does.
         """
-        if self._old and any(map(self._is_old, tree_leaves(given))):
+        if self._old and any(map(self._is_old, tensors_in(given))):
             raise Unproven(
                 "it changes in place what a module within gave, which is a view of what that was "
                 "given, or the same, and then reads the other: change a copy, or go on with what "

@@ -21,15 +21,18 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries.questions import noted
+from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.runs.compared_runs import (
     free_numbers,
     note_training,
     same_under_autocast,
 )
-from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.further_runs import Wish
+from shardwright.planner.trace.runs.known_runs import Known
+from shardwright.planner.trace.runs.run import Run, RunRefused
 from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
 from shardwright.planner.trace.trace_lock import alone
@@ -38,22 +41,28 @@ Traced = tuple[Source, Folding, Unfolded]
 
 
 def trace_all(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
+    source: Source,
+    pins: Sequence[Pin] = (),
+    ends: bool = False,
+    folds: bool = True,
+    valued: bool = False,
 ) -> Traced:
     """Trace a source with as many of its runs as possible.
 
     Returns the source with the runs that were traced, and the result of `trace_folded`. If code
     does something else in training mode, runs in training mode are traced too, unless that makes
-    more modules opaque. `folds` says whether blocks may be folded.
+    more modules opaque. `folds` says whether blocks may be folded, and `valued` whether there is
+    another source, with values, for code that depends on data.
 
     Raises:
         ModelError: the first run cannot be traced.
     """
-    unfoldable = set[str]()
+    known = Known(folds, valued)
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
-        return of, *trace_folded(of, pins, ends, whole, folds, unfoldable)
+        with known.refusing(of.runs):
+            return of, *trace_folded(of, pins, ends, whole, known)
 
     def keeps(of: Source, training: bool = False) -> bool:
         """Return whether code reads attributes that another call left."""
@@ -120,14 +129,38 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     if source.further and not best[1].stacks and not again:
         with suppress(ModelError):
             return tried(more, source.further, True)
-    for wish in source.wishes:
+    for n, wish in enumerate(source.wishes):
         folded = bool(best[1].stacks)
+        if n == 1 and (all_at_once := _others(source.wishes[1:], best, partial(tried, more))):
+            return all_at_once
         # Masks are too common to leave out: for these all blocks may be traced.
-        ways = (False, True) if folded and wish is source.wishes[0] else (not folded,)
+        ways = (False, True) if folded and n == 0 else (not folded,)
         for way, run in product(ways, wish):
             with suppress(ModelError, Unfoldable):
                 best = tried(more, (*best[0].further, run), way)
                 break
+    return best
+
+
+def _others(
+    wishes: Sequence[Wish], best: Traced, tried: Callable[[Sequence[Run], bool], Traced]
+) -> Traced | None:
+    """Trace wishes all at once, without the alternatives that are refused.
+
+    Returns None if it is not known which run is refused.
+    """
+    left = [wish for wish in wishes if wish]
+    while left:
+        runs = (*best[0].further, *(wish[0] for wish in left))
+        try:
+            return tried(runs, not best[1].stacks)
+        except (ModelError, Unfoldable) as error:
+            refused = error.__cause__ if isinstance(error, Unfoldable) else error
+            behind = refused.behind if isinstance(refused, RunRefused) else 0
+            if not 0 < behind <= len(left):
+                return None
+            left[-behind] = left[-behind][1:]
+            left = [wish for wish in left if wish]
     return best
 
 
@@ -136,8 +169,7 @@ def trace_folded(
     pins: Sequence[Pin] = (),
     ends: bool = False,
     whole: bool = True,
-    folds: bool = True,
-    unfoldable: set[str] | None = None,
+    known: Known | None = None,
 ) -> tuple[Folding, Unfolded]:
     """Return the folded graph of a model, and the unfolded one.
 
@@ -146,14 +178,13 @@ def trace_folded(
         pins: Pins; blocks with different pins are not folded into one.
         ends: Whether the first and the last block of a stack are kinds of their own.
         whole: Whether to trace all blocks if they cannot be folded.
-        folds: Whether to fold blocks at all.
-        unfoldable: Paths of stacks that are not folded; those that the plain call alone shows not
-            to be foldable are added.
+        known: What is known from other sets of runs; what this one shows is added.
 
     Raises:
         ModelError: the model cannot be traced.
         Unfoldable: stacks cannot be folded, and `whole` is not set.
     """
+    known = known or Known()
     module, owners = source.module, holders(source.module)
 
     def label(name: str) -> tuple[object, ...]:
@@ -163,37 +194,41 @@ def trace_folded(
 
     labels = label if pins or source.quantized or source.recomputed else None
 
-    known = set[str]() if unfoldable is None else unfoldable
-    left_out, ways = set(known), () if not folds else (True,) if ends else (False, True)
+    refused: ModelError | None = None
+    foldable, left_out, plain = known.folds, set(known.unfoldable), len(source.runs) == 1
+    ways = () if not foldable else (True,) if ends else (False, True)
     while ways:
-        culprits: frozenset[str] = frozenset()
+        culprits = frozenset[str]()
         for apart in ways:
             found = find_stacks(module, apart, labels, owners)
             stacks = [stack for stack in found if stack.path not in left_out]
             if not stacks:
                 continue
             try:
-                folding = _folded(source, stacks, owners)
-                return folding, unfold(folding)
+                return _folded(source, stacks, owners, known)
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
-            except ModelError:
-                culprits = (
-                    frozenset()
-                )  # the code needs all blocks, or the model cannot be traced at all
-                break
+            except ModelError as error:
+                lacking = isinstance(error.__cause__, DATA_DEPENDENT) and plain and known.valued
+                if lacking or isinstance(error.__cause__, ImportError):
+                    raise  # so would all blocks
+                refused, culprits = error, frozenset()
+                break  # the code needs all blocks, or cannot be traced at all
         if not culprits:
             break
         left_out |= culprits
-        if len(source.runs) == 1:
-            known |= culprits
-    if not whole and folds and find_stacks(module, False, labels, owners):
-        raise Unfoldable("only the whole model can be traced with these calls")
-    folding = Folding(traced(source))
+        if plain:
+            known.unfoldable |= culprits
+    known.folds &= not plain
+    if not whole and foldable and find_stacks(module, False, labels, owners):
+        raise Unfoldable("only the whole model can be traced with these calls") from refused
+    folding = Folding(traced(source, known))
     return folding, unfold(folding)
 
 
-def _folded(source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[str]]) -> Folding:
+def _folded(
+    source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[str]], known: Known
+) -> tuple[Folding, Unfolded]:
     """Trace a model shortened to one block of each kind of `stacks`, and fold its graph.
 
     Raises:
@@ -201,25 +236,46 @@ def _folded(source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[s
         Unfoldable: blocks differ.
     """
     with shortened(source.module, stacks):
-        graph, shared = traced(source), shared_beyond(source.module, stacks, owners)
+        shared, skips = shared_beyond(source.module, stacks, owners), False
+        graph, asked = _asked(source)
         try:
-            return fold(graph, stacks, shared)
+            unfold(fold(graph.apart(), stacks, shared))  # before it is traced in other contexts
         except Idle:
             if not any(answers for _, answers in graph.branch_paths):
                 raise
-            return fold(traced(source, skips=True), stacks, shared)
+            skips = True
+            graph, asked = _asked(source, skips)
+        _compare(graph, asked, source, skips, known)
+    folding = fold(graph, stacks, shared)
+    return folding, unfold(folding)
 
 
-def traced(source: Source, skips: bool = False) -> Graph:
-    """Return the graph of all runs of a source; `skips` is as for `trace_runs`.
+def traced(source: Source, known: Known | None = None) -> Graph:
+    """Return the graph of all runs of a source; what it shows is added to `known`.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    graph, asked = _asked(source)
+    _compare(graph, asked, source, False, known or Known())
+    return graph
+
+
+def _asked(source: Source, skips: bool = False) -> tuple[Graph, Asked]:
+    """Return the graph of all runs of a source, and what code asked; `skips` is for `trace_runs`.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     with alone(), noted() as asked:
-        graph = trace_runs(source.module, source.runs, skips)
+        return trace_runs(source.module, source.runs, skips), asked
+
+
+def _compare(graph: Graph, asked: Asked, source: Source, skips: bool, known: Known) -> None:
+    """Note in the graph of a source how it computes in other contexts."""
     graph.asks_autocast = asked.autocast and not same_under_autocast(graph, source, skips)
     mark_quantized(graph, source.quantized)
-    note_training(graph, source, asked)
+    if not known.differs(source.runs):
+        note_training(graph, source, asked)
+        known.differing += [] if graph.trained else [source.runs]
     graph.numbers = free_numbers(graph, source)
-    return graph

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from shardwright.errors import ModelError
 from shardwright.planner.contract.names import PAGED, is_within
 from shardwright.planner.trace.data_queries import branch_paths
 from shardwright.planner.trace.runs.decoding import empty_cache, without_state
@@ -58,6 +59,15 @@ class Run(NamedTuple):
     training: bool = False
     by_rows: bool = False
     again: bool = False
+
+
+class RunRefused(ModelError):
+    """A run cannot be traced, but those before it can.
+
+    `behind` is the number of runs from it to the last.
+    """
+
+    behind = 0
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -116,6 +126,8 @@ class Runner(nn.Module):
     ) -> None:
         super().__init__()
         self.root, self.begin, self.end, self.on_fake = root, begin, end, on_fake
+        self.now = 0
+        """Number of the traced call that runs."""
         self.around: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
@@ -124,7 +136,7 @@ class Runner(nn.Module):
         left: State = {}
         kept = KeptContents(self.root) if any(run.again for run in runs) else None
         for traced_call, run in enumerate(runs):
-            state = left if run.resumes else {}
+            self.now, state = traced_call, left if run.resumes else {}
             if run.fills == PAGED:  # no later run tells of it, as one that resumes would
                 state = {PAGED: traced_cache(self.root)}
             self.begin(traced_call, state)

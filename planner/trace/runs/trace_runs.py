@@ -27,7 +27,7 @@ from shardwright.planner.trace.record.higher_order_ops import higher_order_ops_a
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
 from shardwright.planner.trace.record.torchscript import as_python
-from shardwright.planner.trace.runs.run import Run, Runner
+from shardwright.planner.trace.runs.run import Run, Runner, RunRefused
 from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.sizes import sourced_attributes
 from shardwright.planner.trace.sizes.expressions import attributes_of
@@ -133,11 +133,11 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         parametrizations_in_place(),
     ):
         warnings.simplefilter("ignore")
-        exported, numbers, keeps, refused = True, KeptNumbers(), None, ""
+        exported, numbers, keeps, refused, furthest = True, KeptNumbers(), None, "", 0
         while True:
             entered = boundaries.CallStack()
+            top = Runner(module)
             try:
-                top = Runner(module)
                 with (
                     isolated(module),
                     boundaries.marked(module) as (entered, noted),
@@ -145,6 +145,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 ):
                     provenance.running = entered
                     found = record(top, runs, entered, opaque, exported, numbers)
+                furthest = len(runs)  # what fails from here on is no single run
                 if not numbers.made([call.op for call in found.calls]):
                     entered = boundaries.CallStack([""])
                     raise Keeps(min(numbers.places))
@@ -160,13 +161,15 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             except Retrace:
                 continue
             except Exception as raised:
+                if opaque.branch_paths:
+                    furthest = max(furthest, opaque.branch_paths[top.now][0])
                 error = Unproven(NESTED) if _makes_nested(raised) else raised
                 keeps = keeps or (error if isinstance(error, Keeps) else None)
                 needs_data = isinstance(error, DATA_DEPENDENT)
                 # What the code refuses with and without export is refused for another reason.
                 if repr(raised) != refused and opaque.after(error, entered):
                     continue
-                if exported and not needs_data:
+                if exported and not needs_data and not isinstance(error, ImportError):
                     exported, refused = False, repr(raised)
                     continue
                 if unproven := keeps or (error if isinstance(error, Unproven) else None):
@@ -174,9 +177,11 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__
                 todo = IN_A_MODULE if needs_data else ON_META
-                raise ModelError(
+                refusal = RunRefused(
                     f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
-                ) from error
+                )
+                refusal.behind = len(runs) - furthest
+                raise refusal from error
 
 
 def _makes_nested(error: Exception) -> bool:

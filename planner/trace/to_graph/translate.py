@@ -91,8 +91,9 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
     marks.read_values = {translator.name_of(t) for t in record.read}
     marks.decided_unseen = {names[id(t)] for t in record.seen if id(t) in names}
+    producers = graph.producers() if record.written else {}
     for fqn, tensor in record.written.items():
-        translator.write(fqn, translator.name_of(tensor))
+        translator.write(fqn, translator.name_of(tensor), producers)
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
     marks.logits = {translator.name_of(t) for t in record.scores}
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
@@ -309,14 +310,14 @@ class _Translator:
         self.add(used, value, fqn in self.trainable)
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
-    def write(self, fqn: str, after: str) -> None:
+    def write(self, fqn: str, after: str, producers: Mapping[str, Op]) -> None:
         """Note that `after` is the new value of a parameter or buffer.
 
         If elementwise ops or norms compute it from the old value, it keeps the placement of the old
         value. Otherwise it is an output and so replicated.
         """
         use = next(u for u in self.graph.uses if u.fqn == fqn)
-        producers, made, found = self.graph.producers(), [after], {after}
+        made, found = [after], {after}
         while made and use.used not in found:
             op = producers.get(made.pop())
             if op is None or (len(op.inputs) > 1 and not use.is_buffer):
