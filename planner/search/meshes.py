@@ -92,7 +92,9 @@ def choose_mesh(
 
     If none fits, or for least memory, it is the one on which a rank holds least. All meshes are
     solved, but not for least memory where nothing fits: then the fewest bytes that are known to be
-    needed count. The plans of the best are run on meta, until one is as good as what is left.
+    needed count. Where training does not fit, all blocks are computed again at first. The plans of
+    the best are run on meta, with as few blocks computed again as fit, until one is as good as what
+    is left may be.
 
     Args:
         model: The model and its workload; the batch is that of all copies together.

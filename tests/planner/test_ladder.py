@@ -29,9 +29,9 @@ from tests.planner.test_gathered import WIDTH, Between
 from tests.planner.test_search import Within
 from tests.planning import ASKED
 
-SOLVE, LESS, WHOLE, GATHER, SPLIT, LEAVE = (step.what for step in SOLVING)
+SOLVE, AGAIN, LESS, WHOLE, GATHER, SPLIT, LEAVE = (step.what for step in SOLVING)
 FREE = FREE_TABLES.what
-TRY, FORBID, ALONG = (step.what for step in LADDER[len(SOLVING) :])
+FEWER, TRY, FORBID, ALONG = (step.what for step in LADDER[len(SOLVING) :])
 
 
 def task_of(model: Any, tp: int | None = 2, **options: Any) -> Task:
@@ -85,6 +85,21 @@ def test_over_memory_all_else_is_tried_before_the_sequence() -> None:
     assert told[1].figures["budget"] == 10 < told[1].figures["least"]
     assert "no plan fits 10 bytes a rank" in told[1].outcome
     assert told[2].outcome == "starts over"
+
+
+def test_over_memory_in_training_blocks_are_computed_again() -> None:
+    training: dict[str, Any] = {"phase": "train", "batch": 4, "seq": 64}
+    model = zoo.build("llama")[1]
+    asked = replace(ASKED, objective="time", memory=10)
+    told, plan = story(task_of(model, **training), asked)
+    again = [SOLVE, AGAIN, SOLVE]
+    assert plan is None and [t.what for t in told] == [*again, ALONG, *again]
+    told, _ = story(task_of(model, recompute=False, **training), asked)
+    assert [t.what for t in told] == [SOLVE, ALONG, SOLVE]
+    least = told[0].figures["least"]
+    told, plan = story(task_of(model, **training), replace(asked, memory=least - 1))
+    assert plan is not None and plan.workload.recomputed
+    assert [t.what for t in told] == [SOLVE, AGAIN, SOLVE, FEWER, TRY]
 
 
 def test_sequences_are_split_where_they_can_be() -> None:
