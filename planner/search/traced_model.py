@@ -25,6 +25,7 @@ from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.folded_trace import trace_folded
+from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
 from shardwright.planner.trace.trace import trace_model
 
@@ -44,9 +45,20 @@ def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trac
     if source is None:
         return found
     with suppress(ModelError, Unfoldable):
-        folding, unfolded = trace_folded(source, pins, whole=not found.folding.stacks)
-        return found._replace(source=source, folding=folding, unfolded=unfolded)
+        return _traced_again(found, source, pins, whole=not found.folding.stacks)
     return found
+
+
+def _traced_again(
+    found: _Trace, source: Source, pins: tuple[Pin, ...], ends: bool = False, whole: bool = True
+) -> _Trace:
+    """Return the trace of a source that differs little; blocks are folded only if they were.
+
+    The other arguments, and what is raised, are those of `trace_folded`.
+    """
+    known = Known(folds=bool(found.folding.stacks))
+    folding, unfolded = trace_folded(source, pins, ends, whole, known)
+    return found._replace(source=source, folding=folding, unfolded=unfolded)
 
 
 def spread_experts(found: _Trace) -> _Trace:
@@ -170,8 +182,9 @@ class TracedModel:
             found = self._trace(*at, folds=False)
             task = self._of_trace(found, workload, mesh, along)
         if at not in self._traces and not any(at):
-            found = _at_other_lengths(found, self.pins, task)
-            task = self._of_trace(found, workload, mesh, along)
+            longer = _at_other_lengths(found, self.pins, task)
+            if longer is not found:
+                found, task = longer, self._of_trace(longer, workload, mesh, along)
         self._traces[at] = found
         if workload.spread == 1:
             return task
@@ -218,9 +231,10 @@ class TracedModel:
         Raises:
             UsageError: the model has no such blocks.
         """
-        workload, blocks, asked = task.workload, task.recomputable, self.recompute
+        workload, asked = task.workload, self.recompute
         if asked is False or "train" not in workload.phases:
             return task
+        blocks = task.recomputable
         if isinstance(asked, Mapping):
             wrong = next((p for p, n in asked.items() if not 0 < n <= blocks.get(p, 0)), None)
             if wrong is not None:
@@ -233,16 +247,12 @@ class TracedModel:
             return task
 
         def computing(firsts: Mapping[str, int]) -> Task:
-            source = replace(found.source, recomputed=firsts)
-            apart = trace_folded(source, self.pins, task.sequence is not None)
             again = workload.model_copy(update={"recomputed": dict(firsts)})
-            of = _Trace(source, *apart, found.unmasked)
+            source = replace(found.source, recomputed=firsts)
+            of = _traced_again(found, source, self.pins, task.sequence is not None)
             of = of if workload.spread == 1 else spread_experts(of)
             return self._of_trace(of, again, task.mesh, along)
 
-        if asked is None and not workload.recomputed:
-            return replace(task, recomputing=computing)
         if asked is None:
-            return task
-        every = workload.model_copy(update={"recomputed": blocks})
-        return replace(task, workload=every)
+            return task if workload.recomputed else replace(task, recomputing=computing)
+        return replace(task, workload=workload.model_copy(update={"recomputed": blocks}))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.api import prepare
 from shardwright.planner.contract.lengths import holds, parsed
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
@@ -85,6 +86,31 @@ def test_both_outcomes_are_traced(traced: int) -> None:
             assert_equal(split, model, rows)
 
     run_ranks(2, work)
+
+
+class Block(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Numbered(nn.Module):
+    """Its code depends on the index of a block, and on a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 10:
+            x = x + 1
+        for i, block in enumerate(self.blocks):
+            x = block(x) * (2 if i == 3 else 1)
+        return x
+
+
+def test_blocks_that_are_numbered_are_not_folded_for_other_lengths() -> None:
+    task = prepare(Numbered().double(), 2, args=(torch.randn(3, 19, 32).double(),))
+    assert len(task.source.runs) == 2 and not task.folding.stacks
 
 
 def test_refused_on_the_side_that_cannot_be_traced() -> None:
