@@ -15,10 +15,8 @@ from functools import cached_property
 from math import prod
 
 from shardwright.planner.blocks.stacks import Stack
-from shardwright.planner.graph.graph import Boundary, Graph, Op
+from shardwright.planner.graph.graph import Boundary, Graph, Item, Op, made_by, taken_by
 from shardwright.rules.registry import rule_for
-
-Item = Op | Boundary
 
 
 class Unfoldable(Exception):
@@ -259,16 +257,6 @@ def place_of(stack: Stack, name: str) -> int | None:
     """Return the place among `picks` of the block that contains `name`; None if there is none."""
     block = stack.block(name)
     return None if block is None else stack.picks.index(block)
-
-
-def made_by(item: Item) -> tuple[str, ...]:
-    """Return the tensors that an item produces."""
-    return item.outputs if isinstance(item, Op) else (item.target,)
-
-
-def taken_by(item: Item) -> tuple[str, ...]:
-    """Return the tensors that an item takes."""
-    return item.inputs if isinstance(item, Op) else (item.source,)
 
 
 def match(

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of
+from shardwright.planner.blocks.fold import Folding, Segment, Unfoldable, place_of
 from shardwright.planner.blocks.stacks import condensed
 from shardwright.planner.contract.names import is_within
-from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Use
+from shardwright.planner.graph.graph import Block, Boundary, Graph, Item, Op, Use
 from shardwright.planner.graph.marks import Names
 
 

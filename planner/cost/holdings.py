@@ -48,6 +48,11 @@ class Holdings:
         return {u.stored: graph.tensors[u.stored].differentiable for u in graph.uses}
 
     @cached_property
+    def given(self) -> frozenset[str]:
+        """Parameters, buffers and inputs: all that is there before a pass, and no activation."""
+        return frozenset((*self.stored, *self.graph.inputs))
+
+    @cached_property
     def cached(self) -> frozenset[str]:
         """Keys and values in the KV cache."""
         generates = not all(run.trains for run in self.sizes.passes)
@@ -60,8 +65,7 @@ class Holdings:
             return frozenset()
         graph = self.graph
         base = storages(graph, ((start, end) for _, start, end in edges(graph)))
-        other = {*self.stored, *graph.inputs}
-        return frozenset(base[n] for n in self.recomputation.kept) - other
+        return frozenset(base[n] for n in self.recomputation.kept) - self.given
 
     @cached_property
     def names(self) -> list[str]:

@@ -87,8 +87,8 @@ def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = Non
                 change[at] += size_of_numbers
                 change[at + 1] -= size_of_numbers
     if run.trains:
-        stays = {*costs.holdings.stored, *costs.graph.inputs}
-        blocks = ({base[n] for n in names} - stays for names in costs.recomputation.inner.values())
+        given, kept = costs.holdings.given, costs.recomputation.inner.values()
+        blocks = ({base[n] for n in names} - given for names in kept)
         again = (
             sum(size.get(n) or sizes.bytes(n, assignment[n], run) for n in own) for own in blocks
         )
@@ -105,7 +105,7 @@ def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[i
         run: The pass. Activations that are saved for its backward pass stay to the end.
     """
     graph, end = costs.graph, len(costs.graph.ops)
-    apart = {*costs.holdings.stored, *graph.inputs}
+    given = costs.holdings.given
     last: dict[str, int] = {}
     born: dict[str, int] = {}
     for at, op in enumerate(graph.ops):
@@ -121,4 +121,4 @@ def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[i
             root = base[boundary.source]
             last[root] = max(last.get(root, 0), born[boundary.target])
             born.setdefault(root, born[boundary.target])
-    return {root: (start, last[root]) for root, start in born.items() if root not in apart}
+    return {root: (start, last[root]) for root, start in born.items() if root not in given}

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from shardwright.planner.contract.names import first_block
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
-from shardwright.planner.graph.graph import Boundary, Graph, Op
+from shardwright.planner.graph.graph import Boundary, Graph, Item, Op, made_by, taken_by
 
 
 class Recomputation:
@@ -34,20 +34,20 @@ class Recomputation:
             self._of[module] = first_block(module, self.blocks)
         return self._of[module]
 
-    def _around(self, item: Op | Boundary) -> str:
+    def _around(self, item: Item) -> str:
         """Return the block that an item runs in; what enters or leaves a block is outside of it."""
         found = self.block(item.module)
         return "" if isinstance(item, Boundary) and item.module == found else found
 
     @cached_property
-    def _items(self) -> list[Op | Boundary]:
+    def _items(self) -> list[Item]:
         return [item for item in self.graph.timeline() if self.graph.priced(item)]
 
     @cached_property
     def _made_in(self) -> dict[str, str]:
         """Tensor made in a block that is computed again -> that block."""
         found = ((item, self._around(item)) for item in self._items)
-        return {name: block for item, block in found if block for name in _made(item)}
+        return {name: block for item, block in found if block for name in made_by(item)}
 
     @cached_property
     def kept(self) -> list[str]:
@@ -57,7 +57,7 @@ class Recomputation:
     def _kept(self) -> Iterator[str]:
         for item in self._items:
             block = self._around(item)
-            crossing = (n for n in _read(item) if self._made_in.get(n, "") != block)
+            crossing = (n for n in taken_by(item) if self._made_in.get(n, "") != block)
             yield from crossing if self.blocks else ()
             if not block and isinstance(item, Op):
                 yield from self._saved.of(item)
@@ -75,28 +75,20 @@ class Recomputation:
     @cached_property
     def again(self) -> frozenset[str]:
         """The tensors that are made once more in the backward pass, and parameters read for it."""
-        runs: dict[tuple[str, int], list[Op | Boundary]] = {}
-        for item in self._items:
+        runs: dict[tuple[str, int], list[Item]] = {}
+        for item in self._items if self.blocks else ():
             if block := self._around(item):
                 runs.setdefault((block, item.traced_call), []).append(item)
         return frozenset(n for items in runs.values() for n in self._until_last_saved(items))
 
-    def _until_last_saved(self, items: list[Op | Boundary]) -> Iterator[str]:
+    def _until_last_saved(self, items: list[Item]) -> Iterator[str]:
         saved = [{*self._saved.of(item)} if isinstance(item, Op) else set[str]() for item in items]
         last = max((i for i, names in enumerate(saved) if names), default=-1)
         for i, item in enumerate(items[: last + 1]):
-            yield from (n for n in _read(item) if n in self._used)
-            if i < last or not saved[i].isdisjoint(_made(item)):
-                yield from _made(item)
+            yield from (n for n in taken_by(item) if n in self._used)
+            if i < last or not saved[i].isdisjoint(made_by(item)):
+                yield from made_by(item)
 
     @cached_property
     def _used(self) -> frozenset[str]:
         return frozenset(use.used for use in self.graph.uses)
-
-
-def _made(item: Op | Boundary) -> tuple[str, ...]:
-    return item.outputs if isinstance(item, Op) else (item.target,)
-
-
-def _read(item: Op | Boundary) -> tuple[str, ...]:
-    return item.inputs if isinstance(item, Op) else (item.source,)

@@ -64,6 +64,19 @@ class Boundary(NamedTuple):
     traced_call: int = 0
 
 
+Item = Op | Boundary
+
+
+def made_by(item: Item) -> tuple[str, ...]:
+    """Return the tensors that an op or a boundary makes."""
+    return item.outputs if isinstance(item, Op) else (item.target,)
+
+
+def taken_by(item: Item) -> tuple[str, ...]:
+    """Return the tensors that an op or a boundary takes."""
+    return item.inputs if isinstance(item, Op) else (item.source,)
+
+
 class Slot(NamedTuple):
     """An input or output position of a module. All calls of the module reshard it in the same way.
 
@@ -330,10 +343,10 @@ class Graph:
             blocks=[],
         )
 
-    def timeline(self) -> list[Op | Boundary]:
+    def timeline(self) -> list[Item]:
         """Return ops and boundaries in execution order."""
-        made: dict[str, Op | Boundary] = {b.target: b for b in self.boundaries}
-        made |= {out: op for op in self.ops for out in op.outputs}
+        items: list[Item] = [*self.boundaries, *self.ops]
+        made = {name: item for item in items for name in made_by(item)}
         found = (made.get(name) for name in self.tensors)
         return list({id(item): item for item in found if item is not None}.values())
 

@@ -95,7 +95,7 @@ class Task:
         names = (n for n, _ in self.source.module.named_modules())
         return {n: self.folding.traced_name(n) for n in names}
 
-    @property
+    @cached_property
     def recomputable(self) -> dict[str, int]:
         """Lists of blocks that can be computed again in the backward pass, with their lengths."""
         return {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}

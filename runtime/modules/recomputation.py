@@ -32,8 +32,9 @@ def recompute_blocks(model: nn.Module, firsts: Mapping[str, int]) -> None:
     Raises:
         PlanError: there are no such blocks.
     """
+    found = recomputable(model) if firsts else {}
     for path, count in firsts.items():
-        blocks = recomputable(model).get(path, [])
+        blocks = found.get(path, [])
         if count > len(blocks):
             raise PlanError(
                 f"workload.recomputed: '{path:.80}' has {len(blocks)} blocks that can be computed "
