@@ -17,7 +17,7 @@ from itertools import islice, zip_longest
 
 import click
 
-from shardwright.planner.api import prepare
+from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import table_of
 from shardwright.planner.quiet import quiet
 from shardwright.planner.report.audit import OPEN, RIGHT, audit

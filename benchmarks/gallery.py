@@ -33,9 +33,9 @@ def ranks(parameters: int) -> tuple[int, int]:
 def page_of(name: str) -> str:
     """Return the page of a model."""
     from benchmarks.planning_models import MODELS
-    from shardwright.planner.api import prepare
     from shardwright.planner.picture.beside import beside
     from shardwright.planner.picture.page import page
+    from shardwright.planner.prepare import prepare
     from shardwright.planner.search.ladder import search
 
     model, work = MODELS[name], {"phase": "prefill,decode:128", "batch": 8, "seq": 2048}

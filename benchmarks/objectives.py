@@ -40,7 +40,7 @@ Row = dict[str, Any]
 def traced(name: str) -> Any:
     """Trace a model at full size; the trace does not depend on ranks and phases."""
     from benchmarks.planning_models import MODELS
-    from shardwright.planner.api import prepare
+    from shardwright.planner.prepare import prepare
 
     return prepare(MODELS[name].config(), 2, batch=BATCH, seq=SEQ, device=DEVICE)
 

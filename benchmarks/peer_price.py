@@ -71,7 +71,7 @@ def priced(kind: str, name: str) -> Row:
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from shardwright.planner.api import prepare
+    from shardwright.planner.prepare import prepare
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
     from shardwright.planner.search.ladder import run

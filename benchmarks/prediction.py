@@ -38,10 +38,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import shardwright
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device as profile_of
+from shardwright.planner.prepare import prepare
 from shardwright.planner.search.ladder import climb
 from shardwright.planner.search.restrictions import Restrictions, unpinned_problem
 from shardwright.planner.search.search_state import start

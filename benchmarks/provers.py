@@ -31,7 +31,7 @@ def measure(
 ) -> tuple[list[str], bool]:
     """Return a row of the table in processor seconds, and whether all agree and are proven."""
     from benchmarks.planning_models import MODELS
-    from shardwright.planner.api import prepare
+    from shardwright.planner.prepare import prepare
     from shardwright.planner.problem.objective import question
     from shardwright.planner.search.ladder import SOLVING, climb
     from shardwright.planner.search.search_state import start

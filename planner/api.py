@@ -1,52 +1,28 @@
-"""`plan` derives a checked and dry-run plan from a model; `prepare` only reads and traces it."""
+"""`plan` derives a checked and dry-run plan from a model."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from math import prod
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
-from shardwright.errors import ModelError, PlanError, UsageError
-from shardwright.planner.contract.consistency import LARGEST
-from shardwright.planner.contract.mesh import CP, EP, TP, read_mesh, replicas
-from shardwright.planner.contract.names import PAGED, dtype_name, fold
-from shardwright.planner.contract.plan_figures import (
-    MOST_IMBALANCE,
-    DataParallel,
-    ObjectiveName,
-    Phase,
-    Quantized,
-    Workload,
-)
+from shardwright.errors import UsageError
+from shardwright.planner import solvers
+from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName, Phase
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.cost.phases import parse_phases
-from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
-from shardwright.planner.problem.pins import as_pins
-from shardwright.planner.problem.tp_plan import pins as hand_written_pins
-from shardwright.planner.problem.tp_plan import table_of
-from shardwright.planner.search.meshes import Cluster, choose_mesh
+from shardwright.planner.prepare import DEVICE, prepare_shares, read
+from shardwright.planner.search.meshes import Cluster, choose_mesh, other_meshes
+from shardwright.planner.search.search_state import SearchState
 from shardwright.planner.search.solution import SolverOptions
-from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
-from shardwright.planner.search.unequal import Sharing, search_shares
-from shardwright.planner.stages import stage
-from shardwright.planner.trace.model.source import Source, read_source
+from shardwright.planner.search.unequal import search_shares
 from shardwright.planner.trace.trace_lock import not_in_model_code
-from shardwright.runtime.model.hub import Hub
-
-DEVICE = "h100-nvlink"
-"""The device profile by default."""
-
-BY_RANK = ("shares", "speeds", "memories")
-"""Keys of a plan's workload with a number for each rank of tp, where these differ."""
 
 
 @not_in_model_code
@@ -175,231 +151,69 @@ def plan(
             reason).
         SolverError: the solver is missing or found nothing in time.
     """
-    began = time.monotonic()
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
-    how: dict[str, Any] = {
-        "args": args, "kwargs": kwargs, "seq": seq, "dtype": dtype, "device": device, "pins": pins,
-        "tp_plan": tp_plan, "phase": phase, "sequence_parallel": sequence_parallel,
-        "recompute": recompute, "continuous_batching": continuous_batching,
-        "optimizer_bytes": optimizer_bytes, "expert_imbalance": expert_imbalance,
-        "dequantize": dequantize,
-        "trust_remote_code": trust_remote_code, "revision": revision, "cache_dir": cache_dir,
-        "local_files_only": local_files_only, "token": token, "subfolder": subfolder,
-    }  # fmt: skip
-    memories = () if isinstance(memory, int | None) else tuple(memory)
     least = memory if isinstance(memory, int | None) else None
-    asked = SolverOptions(solver, time_limit, least, objective, began)
-    if cluster is not None:
-        if (tp, mesh, gpus_per_host) != (None, None, None):
-            raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
-        if memories or speeds:
-            raise UsageError("ranks that differ, and a cluster: give tp or mesh instead")
-        found = read(model, cluster.ranks if batch is None else batch, **how)
-        return choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model)).plan
-    how |= {"mesh": mesh, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
-    sharing = prepare_shares(model, tp, memories=memories, speeds=speeds or (), **how)
-    task = sharing(None)
-    with dumping(dump, task, write_model) as tell:
-        return search_shares(task, sharing, asked, tell).plan
+    return search_plan(
+        model, tp, SolverOptions(solver, time_limit, least, objective, time.monotonic()),
+        mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
+        memories=() if isinstance(memory, int | None) else tuple(memory), speeds=speeds or (),
+        gpus_per_host=gpus_per_host, cluster=cluster, pins=pins, phase=phase, tp_plan=tp_plan,
+        sequence_parallel=sequence_parallel, recompute=recompute,
+        continuous_batching=continuous_batching, optimizer_bytes=optimizer_bytes,
+        expert_imbalance=expert_imbalance, dp=dp, dump=dump, write_model=write_model,
+        dequantize=dequantize, trust_remote_code=trust_remote_code, revision=revision,
+        cache_dir=cache_dir, local_files_only=local_files_only, token=token, subfolder=subfolder,
+    ).ended.plan  # fmt: skip
 
 
-def as_planned(plan: Plan) -> dict[str, Any]:
-    """Return the arguments of `prepare` that give a plan's mesh, workload and pins.
+class Search(NamedTuple):
+    """A finished search, and the cluster and model that its mesh was chosen for, if it was."""
 
-    `plan` takes them, too, if all ranks are alike.
+    ended: SearchState
+    cluster: Cluster | None = None
+    model: TracedModel | None = None
 
-    Raises:
-        PlanError: torch has no such dtype.
-    """
-    load = plan.workload
-    dtype = getattr(torch, load.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise PlanError(f"workload.dtype: torch has no '{load.dtype:.40}'")
-    return {
-        "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
-        "dtype": dtype, "device": load.device, "pins": plan.pins,
-        "sequence_parallel": load.sequence_parallel, "recompute": load.recomputed or False,
-        "optimizer_bytes": load.optimizer_bytes,
-        "expert_imbalance": load.imbalance,
-        "continuous_batching": any(PAGED in call.state for call in plan.calls),
-        "dp": load.dp, "dequantize": load.quantized is None,
-        "gpus_per_host": load.gpus_per_host or plan.world_size,
-        **{name: given for name in BY_RANK if (given := getattr(load, name))},
-    }  # fmt: skip
+    def other_meshes(self) -> list[SearchState]:
+        """Search the next best meshes that fit; there are none if the mesh was given."""
+        if self.cluster is None or self.model is None:
+            return []
+        return other_meshes(self.model, self.cluster, self.ended)
 
 
 @not_in_model_code
 @uncollected()
-def prepare(model: Any, tp: int | None = None, **how: Any) -> Task:
-    """Read and trace a model, and return the task of planning it. `plan` does this before solving.
-
-    `how` holds the other arguments of `prepare_shares`.
-
-    Raises:
-        UsageError, ModelError, InfeasibleError: as `prepare_shares`.
-    """
-    return prepare_shares(model, tp, **how)(None)
-
-
-@not_in_model_code
-@uncollected()
-def prepare_shares(
+def search_plan(
     model: Any,
-    tp: int | None = None,
+    tp: int | None,
+    asked: SolverOptions,
     *,
-    mesh: Mapping[str, int] | None = None,
-    batch: int | None = None,
-    dp: DataParallel = "ddp",
-    gpus_per_host: int | None = None,
-    speeds: Sequence[float] = (),
-    memories: Sequence[int] = (),
+    cluster: Cluster | None = None,
+    dump: str | Path | None = None,
+    write_model: str | Path | None = None,
     **how: Any,
-) -> Sharing:
-    """Read a model, and return the tasks of planning it, by the parts that ranks of tp get.
+) -> Search:
+    """Read and trace a model, and search its plan.
 
-    None are the parts that are given. `how` holds the other arguments of `read`.
-
-    Raises:
-        UsageError: an argument is invalid.
-        ModelError: the model cannot be read or traced.
-        InfeasibleError: sequences are to be sharded, and the model has none between its blocks.
-    """
-    dims = read_mesh(tp, mesh)
-    copies, cp = replicas(dims), dims.get(CP, 1)
-    batch = copies if batch is None else batch
-    if 0 < batch < copies:  # `read` refuses others
-        raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
-    if dp not in get_args(DataParallel) or (dp == "fsdp" and copies == 1):
-        raise UsageError(
-            f"dp={dp!r}: 'ddp', or 'fsdp' where a mesh has copies to share out a model over, as "
-            "dp=2,tp=4 has"
-        )
-    along, phases = how.get("sequence_parallel"), parse_phases(how.get("phase", "prefill"))
-    if cp > 1 and (along or "decode" in phases):
-        asked = "sequence_parallel" if along else "phase 'decode'"
-        raise UsageError(
-            f"{asked} and cp={cp}: cp splits sequences of a forward and backward pass by itself, "
-            "and keeps no KV cache: plan with cp=1, or without"
-        )
-    if dims.get(EP, 1) > 1:
-        _check_spread(dims, dp)
-    if speeds or memories:
-        _check_unlike(dims, dp, speeds, memories)
-    per_host = ranks_on_a_host(how.get("device", DEVICE), prod(dims.values()), gpus_per_host)
-    found = read(model, batch, speeds=speeds, memories=memories, **how)
-    return partial(found.on, dims, dp, per_host)
-
-
-def _check_unlike(
-    mesh: Mapping[str, int], dp: DataParallel, speeds: Sequence[float], memories: Sequence[int]
-) -> None:
-    """Check what is given for each rank of tp.
+    `how` holds the other arguments of `prepare_shares`; those that are not given here are as for
+    `plan`.
 
     Raises:
-        UsageError: there are not as many as ranks, or one is invalid.
+        UsageError, ModelError, InfeasibleError, SolverError: as `plan`.
     """
-    for name, values in (("speeds", speeds), ("memory", memories)):
-        if values and len(values) != mesh[TP]:
-            raise UsageError(f"{name}: {len(values)} numbers for tp={mesh[TP]} ranks")
-        if not all(0 < value < math.inf for value in values):
-            raise UsageError(f"{name}: each must be above 0, and finite")
-    if dp == "fsdp" or mesh.get(CP, 1) * mesh.get(EP, 1) > 1:
-        raise UsageError(
-            "ranks of tp that differ do not go with cp, ep or dp='fsdp': plan without these"
-        )
-
-
-def _check_spread(mesh: Mapping[str, int], dp: DataParallel) -> None:
-    """Check that experts may be spread over `ep` on this mesh.
-
-    Raises:
-        UsageError: they may not, together with something else that is asked for.
-    """
-    if mesh.get(CP, 1) > 1:
-        raise UsageError("ep and cp: no plan spreads experts and splits sequences, leave out one")
-    if dp == "fsdp":
-        raise UsageError(
-            "ep and dp='fsdp': the copies of a model whose experts are spread average gradients, "
-            "plan with dp='ddp'"
-        )
-
-
-def read(
-    model: Any,
-    batch: int,
-    *,
-    args: tuple[Any, ...] | torch.Tensor = (),
-    kwargs: dict[str, Any] | None = None,
-    seq: int = 512,
-    dtype: torch.dtype | str | None = None,
-    device: str = DEVICE,
-    pins: Mapping[str, str] | None = None,
-    tp_plan: Mapping[str, object] | str | None = None,
-    phase: str | Mapping[Phase, int] = "prefill",
-    sequence_parallel: bool | None = None,
-    recompute: bool | Mapping[str, int] | None = None,
-    continuous_batching: bool = False,
-    optimizer_bytes: int = 8,
-    expert_imbalance: float = 1,
-    shares: Sequence[int] = (),
-    speeds: Sequence[float] = (),
-    memories: Sequence[int] = (),
-    dequantize: bool = False,
-    trust_remote_code: bool = False,
-    **hub: Any,
-) -> TracedModel:
-    """Read a model, to be traced and planned for one mesh or several.
-
-    `hub` holds the arguments for the hub: `revision`, `cache_dir`, `local_files_only`, `token`.
-
-    Raises:
-        UsageError: an argument is invalid.
-        ModelError: the model cannot be read.
-    """
-    for name, value in (("batch", batch), ("seq", seq), ("optimizer_bytes", optimizer_bytes)):
-        least = 0 if name == "optimizer_bytes" else 1
-        if not least <= value <= LARGEST:
-            raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
-    if not 1 <= expert_imbalance <= MOST_IMBALANCE:
-        raise UsageError(f"expert_imbalance must be from 1 to {MOST_IMBALANCE:,}")
-    phases = parse_phases(phase)
-    wanted = dict(pins or {})
-    as_pins(wanted)  # raises on invalid pins before the trace, which takes long
-    stage("read")
-    source = read_source(
-        model, args, kwargs, dtype, trust_remote_code, Hub(**hub), dequantize, continuous_batching
-    )
-    for name, parameter in source.module.named_parameters():
-        if max(parameter.shape, default=0) > LARGEST or parameter.numel() >= 2**60:
-            raise ModelError(
-                f"parameter '{name}' has shape {list(parameter.shape)}: plans are for sizes up to "
-                f"{LARGEST:,}, and less than 2^60 elements"
-            )
-    if tp_plan is not None:
-        wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
-    workload = Workload(
-        batch=batch,
-        seq=seq,
-        dtype=dtype_name(source.dtype),
-        device=device,
-        phases=phases,
-        optimizer_bytes=optimizer_bytes,
-        imbalance=expert_imbalance,
-        shares=[*shares],
-        speeds=[*map(float, speeds)],
-        memories=[*memories],
-        quantized=_quantized(source),
-    )
-    return TracedModel(source, workload, as_pins(wanted), sequence_parallel, recompute)
-
-
-def _quantized(source: Source) -> Quantized | None:
-    """Return what a plan says of weights that are held as they are stored."""
-    if source.quantization is None:
-        return None
-    bits = {name: float(packing.bits) for name, packing in source.quantized.items()}
-    blocks = {name: [*packing.block] for name, packing in source.quantized.items()}
-    names = [name for name, _ in source.module.named_parameters(remove_duplicate=False)]
-    method = source.quantization.method
-    return Quantized(method=method, bits=fold(bits, names), blocks=fold(blocks, names))
+    asked = replace(asked, solver=solvers.current(asked.solver))
+    solvers.load(asked.solver)  # an unknown one is refused before the trace
+    if cluster is None:
+        sharing = prepare_shares(model, tp, **how)
+        task = sharing(None)
+        with dumping(dump, task, write_model) as tell:
+            return Search(search_shares(task, sharing, asked, tell))
+    if any(how.pop(name, None) is not None for name in ("mesh", "gpus_per_host")) or tp is not None:
+        raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
+    if how.pop("memories", ()) or how.pop("speeds", ()):
+        raise UsageError("ranks that differ, and a cluster: give tp or mesh instead")
+    how.pop("dp", None)  # both are compared
+    batch = how.pop("batch", None)
+    found = read(model, cluster.ranks if batch is None else batch, **how)
+    ended = choose_mesh(found, cluster, asked, lambda task: dumping(dump, task, write_model))
+    return Search(ended, cluster, found)

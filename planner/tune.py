@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
-from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.plan_figures import Trial, Workload
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
@@ -32,6 +31,7 @@ from shardwright.planner.on_ranks.numeric import (
     random_model,
     run,
 )
+from shardwright.planner.prepare import as_planned, prepare
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.report.explain import asked_for, explained
 from shardwright.planner.search.ladder import search

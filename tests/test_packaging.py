@@ -241,7 +241,7 @@ def leads(source: str, target: str) -> dict[str, set[str]]:
 
 
 FROM_RUNTIME = {
-    "planner.api": {"runtime.model"},
+    "planner.prepare": {"runtime.model"},
     "planner.cli": {"runtime.serving"},
     "planner.devices": {"runtime.communication"},
     "planner.dry_run": {"runtime.api", "runtime.code", "runtime.communication", "runtime.slots"},

@@ -131,7 +131,6 @@ def plan(
     speeds: float | tuple[float, ...] | None,
     dtype: str | None,
     device: str,
-    phase: str,
     pins: tuple[str, ...],
     pin_file: str | None,
     follow: bool,
@@ -146,8 +145,6 @@ def plan(
     objective: Any,
     solver: str | None,
     time_limit: float,
-    batch: int | None,
-    dp: Any,
     **workload: Any,
 ) -> None:
     """Plan MODEL; no weights are read.
@@ -162,79 +159,50 @@ def plan(
         raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
     if quiet and output is None and html is None:
         raise click.UsageError("--quiet prints the paths of files alone: give --output or --html")
-    if sum(given is not None for given in (tp, mesh, hosts, ranks)) != 1:
-        raise click.UsageError(
-            "give one of --tp, as in --tp 4; --mesh, as in --mesh dp=2,tp=4; or, to choose a mesh, "
-            "--ranks 8, or --hosts 2 --gpus-per-host 8"
-        )
-    if ranks is not None and gpus_per_host is not None:
-        raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
-    unlike = {
-        "memories": memory if isinstance(memory, tuple) else (),
-        "speeds": (speeds,) if isinstance(speeds, float) else speeds or (),
-    }
-    if any(unlike.values()) and tp is None and mesh is None:
-        raise click.UsageError("ranks that differ go with --tp or --mesh")
     for path in (output, html, write_model):
         check_folder(path)
     with working(f"planning {model}"):
         import torch
 
-        from shardwright.planner import solvers
-        from shardwright.planner.api import prepare_shares, read
-        from shardwright.planner.contract.mesh import parse_mesh, read_mesh
-        from shardwright.planner.cost.phases import parse_phases
-        from shardwright.planner.dump.write import dumping
+        from shardwright.planner.api import search_plan
+        from shardwright.planner.contract.mesh import parse_mesh
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
-        from shardwright.planner.search.meshes import choose_mesh, other_meshes
         from shardwright.planner.search.solution import SolverOptions
-        from shardwright.planner.search.unequal import search_shares
         from shardwright.planner.trace.model.components import chosen_component
 
-        # refuse before the trace what can be refused at once
-        cluster = cluster_of(hosts, gpus_per_host, ranks, device)
+        cluster = cluster_of(tp, mesh, hosts, gpus_per_host, ranks, device)
         if tune and cluster and cluster.hosts > 1:
             raise click.UsageError("--tune starts ranks on this machine: give --ranks")
-        dims = parse_mesh(mesh) if mesh else None if cluster else read_mesh(tp, None)
-        parse_phases(phase)
-        if solver is not None:
-            solvers.load(solver)
         named = OWN if table_file is None else read_table(table_file)
-        given: dict[str, Any] = {
-            "dtype": getattr(torch, dtype) if dtype else None, "device": device, "phase": phase,
-            "pins": gather(pins, pin_file), "tp_plan": named if follow else None,
-            **workload, **with_inputs(how),
-        }  # fmt: skip
         limit = None if isinstance(memory, tuple) else memory
-        asked, others = SolverOptions(solver, time_limit, limit, objective, began), []
-        if cluster:
-            found = read(model, batch or cluster.ranks, **given)
-            ended = choose_mesh(found, cluster, asked, lambda t: dumping(dump, t, write_model))
-            others = other_meshes(found, cluster, ended) if tune else []
-        else:
-            on = {"mesh": dims, "batch": batch, "dp": dp, "gpus_per_host": gpus_per_host}
-            sharing = prepare_shares(model, **on, **unlike, **given)
-            task = sharing(None)
-            with dumping(dump, task, write_model) as tell:
-                ended = search_shares(task, sharing, asked, tell)
-        task, result = ended.task, ended.plan
-        table = table_of(named, task.source.module) if compare else {}
-        hand = price(task, table) if compare else None
+        found = search_plan(
+            model, tp, SolverOptions(solver, time_limit, limit, objective, began),
+            mesh=parse_mesh(mesh) if mesh else None, cluster=cluster,
+            gpus_per_host=None if cluster else gpus_per_host, device=device,
+            memories=memory if isinstance(memory, tuple) else (),
+            speeds=(speeds,) if isinstance(speeds, float) else speeds or (),
+            dtype=getattr(torch, dtype) if dtype else None, pins=gather(pins, pin_file),
+            tp_plan=named if follow else None, dump=dump, write_model=write_model,
+            **workload, **with_inputs(how),
+        )  # fmt: skip
+        ended, others = found.ended, found.other_meshes() if tune else []
+        source = ended.task.source
+        hand = price(ended.task, table_of(named, source.module)) if compare else None
     if tune:
         with working("timing plans on ranks"):
             from shardwright.planner.tune import tune_search
 
             ended = tune_search(ended, model, others, **with_inputs(how))
-            result = ended.plan
+    result = ended.plan
     if output is not None:
         write(output, result.to_json())
     if how["subfolder"] is None and (chosen := chosen_component(model)):
         say(f"Note: {chosen}")
-    warn(result, task.source.module)
+    warn(result, source.module)
     if html is not None:
         with working(f"pricing alternatives for {html}"):
             from shardwright.planner.picture.beside import beside
@@ -256,13 +224,26 @@ def plan(
 
 
 def cluster_of(
-    hosts: int | None, gpus_per_host: int | None, ranks: int | None, device: str
+    tp: int | None,
+    mesh: str | None,
+    hosts: int | None,
+    gpus_per_host: int | None,
+    ranks: int | None,
+    device: str,
 ) -> Cluster | None:
     """Return the hosts and GPUs to choose a mesh for; None if the mesh is given.
 
     Raises:
-        UsageError: the device is unknown, or does not say how many are in a host.
+        UsageError: not one way to say it was given; the device is unknown, or does not say how many
+            are in a host.
     """
+    if sum(given is not None for given in (tp, mesh, hosts, ranks)) != 1:
+        raise click.UsageError(
+            "give one of --tp, as in --tp 4; --mesh, as in --mesh dp=2,tp=4; or, to choose a mesh, "
+            "--ranks 8, or --hosts 2 --gpus-per-host 8"
+        )
+    if ranks is not None and gpus_per_host is not None:
+        raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     from shardwright.planner.devices.device import device as profile
     from shardwright.planner.search.meshes import Cluster
 

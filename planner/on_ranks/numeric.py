@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError, UsageError
-from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
+from shardwright.planner.prepare import as_planned, prepare
 from shardwright.planner.search.ladder import run as search_plan
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.trace.model import python_references

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.errors import PlanError, SolverError
-from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.local_sizes import Unsolvable
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import InconsistentBoundary
+from shardwright.planner.prepare import as_planned, prepare
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.infeasible_core import Contradiction, refuse
 from shardwright.planner.problem.optimize import optimize

@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.errors import ModelError, ShardwrightError
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_figures import Prediction
 from shardwright.planner.on_ranks.small import smaller_configs
+from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import read, table_of
 from shardwright.planner.report import tables
 from shardwright.planner.report.audit import OPEN, RIGHT, TRAINING, WRONG, audit

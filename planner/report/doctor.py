@@ -12,11 +12,11 @@ from rich.text import Text
 from torch import Tensor
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.api import DEVICE, read
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan, Replicated
 from shardwright.planner.devices.device import ranks_on_a_host
+from shardwright.planner.prepare import DEVICE, read
 from shardwright.planner.report import tables
 from shardwright.planner.report.fit import fits, memory_of
 from shardwright.planner.report.report import replicated_table

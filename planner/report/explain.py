@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
-from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
@@ -21,6 +20,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.graph.ties import ties
 from shardwright.planner.graph.views import is_move
+from shardwright.planner.prepare import as_planned, prepare
 from shardwright.planner.problem.conventions import TABLES, token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit_faults import planted
-from shardwright.planner.api import prepare
+from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import read, table_of
 from shardwright.planner.report.audit import OPEN, RIGHT, TRAINING, WRONG, Audited, audit
 from shardwright.planner.report.block_cuts import cuts_in_blocks

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.api import prepare
 from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.dry_run.dry_run import DryRun
+from shardwright.planner.prepare import prepare
 from shardwright.planner.trace.data_queries.stand_ins import WatchedNumber
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.runs.run import Run

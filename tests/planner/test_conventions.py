@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.conventions import token_tables
 from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardwright.planner.api import prepare
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.stacks import condensed, find_stacks, shortened
 from shardwright.planner.blocks.unfold import unfold
@@ -21,6 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.memory import peak
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.graph.axes import refine
+from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, run
 from shardwright.planner.search.search_state import start

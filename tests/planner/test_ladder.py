@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
 from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, run
 from shardwright.planner.search.restrictions import Restrictions

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.lengths import holds, parsed
+from shardwright.planner.prepare import prepare
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests.planning import plan

@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError, UsageError
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.prepare import prepare
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.prepare import prepare
 from shardwright.planner.prove.prover import Prover
 from shardwright.runtime.api import apply
 from tests import planning

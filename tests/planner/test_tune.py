@@ -13,9 +13,9 @@ from click.testing import CliRunner
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner import tune as tuning
-from shardwright.planner.api import prepare
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.prepare import prepare
 from shardwright.planner.report.report import to_text
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.search_state import SearchState

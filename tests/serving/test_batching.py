@@ -16,9 +16,9 @@ from transformers import (
 
 from benchmarks.forked import run_forked
 from shardwright.errors import ModelError
-from shardwright.planner.api import as_planned
 from shardwright.planner.contract.names import PAGED
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.prepare import as_planned
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.runs.batched_call import NotRead
 from shardwright.runtime.calls.batching import AT_ONCE, News, SentRequest, in_messages, shared
