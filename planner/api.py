@@ -201,8 +201,9 @@ def search_plan(
     Raises:
         UsageError, ModelError, InfeasibleError, SolverError: as `plan`.
     """
-    asked = replace(asked, solver=solvers.current(asked.solver))
-    solvers.load(asked.solver)  # an unknown one is refused before the trace
+    solver = solvers.current(asked.solver)
+    solvers.load(solver)  # an unknown one is refused before the trace
+    asked = replace(asked, solver=solver)
     if cluster is None:
         sharing = prepare_shares(model, tp, **how)
         task = sharing(None)

@@ -56,78 +56,65 @@ def record(
         exported: Whether model code is told that it is exported, so that it expects no data.
         numbers: Numbers in attributes that are hidden from model code.
     """
-    recorder, functional = Recorder(entered, runs[0].by_rows), Functional(entered)
-    module = top.root
+    recorder = Recorder(entered, runs[0].by_rows)
     # In inference mode composite ops are dispatched in one piece, so LEAVES can be kept.
     # (Parameters still require gradients: `matmul` checks that.)
     with torch.inference_mode(), recorder, exporting(exported):
-        runs = opaque.made(runs)
+        return _Recording(top, opaque.made(runs), entered, recorder, numbers).run(opaque)
+
+
+class _Recording:
+    """Calls of a model on fake tensors: what goes in, what is noted meanwhile, what comes out."""
+
+    def __init__(
+        self,
+        top: Runner,
+        runs: Sequence[Run],
+        entered: CallStack,
+        recorder: Recorder,
+        numbers: KeptNumbers | None,
+    ) -> None:
+        self.module, self.runs, self.entered, self.recorder = top.root, runs, entered, recorder
+        self.functional = Functional(entered)
         arguments = [(run.args, dict(run.kwargs)) for run in runs]
-        stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(module)}
-        given = tree_map(_like, arguments)
+        self.stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(self.module)}
+        self.given = tree_map(_like, arguments)
         recorder.calls.clear()
-        for tensor, value in pairs(arguments, given):
+        for tensor, value in pairs(arguments, self.given):
             recorder.known.keep(tensor, value, fixed=False)
-        states, keeps = States(module, functional.aliases), any(run.again for run in runs)
-        numbers = numbers or KeptNumbers()
-        kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))
+        self.states = States(self.module, self.functional.aliases)
+        keeps = any(run.again for run in runs)
+        self.kept = KeptState(
+            self.module, entered, numbers or KeptNumbers(), keeps, lambda: len(recorder.calls)
+        )
+        self.results: list[list[tuple[str, torch.Tensor]]] = []
+        """Of each run that has ended, the slots of what it returned, and the tensors then."""
+        self.returned: list[torch.Tensor] = []
+        """The same tensors, as code has them: it may write into them later."""
+        self.top = top
+        top.begin, top.end, top.around = self._begin, self._end, self.kept.around
 
-        def begin(traced_call: int, state: State) -> None:
-            recorder.begin(traced_call)
-            functional.trains = runs[traced_call].training
-            states.begin(state)
-
-        found: list[list[tuple[str, torch.Tensor]]] = []
-        given_out: list[torch.Tensor] = []
-
-        def end(state: State, result: Any) -> None:
-            called = module.get_submodule(runs[len(found)].module)
-            seen_by_users(but_state(result, signature(called.forward).parameters))
-            gave = _given(called, result)
-            states.end(state, [x for _, x in gave])
-            found.append([(slot, inner(x)) for slot, x in gave])
-            given_out.extend(x for _, x in gave)
-
-        top.begin, top.end, top.around = begin, end, kept.around
-
-        def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
-            kind = type(module.get_submodule(name)).__name__
-            with _disable_current_modes():
-                made = recorder.whole_module(kind, tree_map(inner, taken), given)
-            return [functional.wrap(t) for t in made]
-
-        state, wrapped = tree_map(functional.wrap, (stored, given))
-        made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
-        out = Record(recorder.calls, recorder.passed, stored, _tensors(given))
+    def run(self, opaque: Opaque) -> Record:
+        """Make the calls, and return what was recorded."""
+        recorder, functional = self.recorder, self.functional
+        self.state, self.wrapped = tree_map(functional.wrap, (self.stored, self.given))
+        made = [
+            run._replace(args=args, kwargs=kwargs)
+            for run, (args, kwargs) in zip(self.runs, self.wrapped, strict=True)
+        ]
+        out = Record(recorder.calls, recorder.passed, self.stored, _tensors(self.given))
         out.overwritten = functional.overwritten
         out.replaced, out.changed = functional.replaced, functional.written
-        unpriced = [  # the last dim of a mask is a length
-            (args, {n: v for n, v in kwargs.items() if n not in MASKS})
-            for run, (args, kwargs) in zip(runs, given, strict=True)
-            if not run.priced
-        ]
-        out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
+        out.wide = self._unpriced_floats()
         own = OwnGradients()
         queries = DataQueries(opaque, recorder.known, out, own.whole.append)
         recorder.before = queries.regions.settle
-        with functional, opaque.standing_in(module, note), queries, own.noted():
-            within = {f"root.{name}": tensor for name, tensor in state.items()}
-            functional_call(top, within, (made,), tie_weights=False)
-            out.written = _changed(stored, state)
-            out.outputs = _changed_for_users(given, wrapped, given_out, functional.aliases)
-            for run, one in zip(runs, found, strict=True):
-                out.given.append([slot for slot, _ in one])
-                out.outputs += [tensor for _, tensor in one]
-                shown = [t for slot, t in one if slot in out.given[0]]  # without hidden states
-                out.scores += [] if run.module else shown
-            out.outputs += _for_users(recorder.calls, kept.contained)
-            out.states, out.taken = states.classes, states.given
-            out.resumed = [*states.pairs, *kept.pairs()]
-            kept.check()
-            out.left, out.kept = bool(kept.left), bool(kept.read)
-            out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
-            in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
-            out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))
+        with functional, opaque.standing_in(self.module, self._note_opaque), queries, own.noted():
+            within = {f"root.{name}": tensor for name, tensor in self.state.items()}
+            functional_call(self.top, within, (made,), tie_weights=False)
+            self._note_results(out)
+            self._note_state(out)
+            self._note_randomness(out)
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()
             results = [*out.outputs, *out.written.values()]
@@ -135,12 +122,77 @@ def record(
             out.changed_in_regions = [
                 *changed(out.calls, out.regions, out.replaced, results, has_value)
             ]
-            out.cut += recorder.cut
-            reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
-            out.seen += seen_by(reads, recorder.calls)
-            out.flags_from_data = entered.given_numbers()
+            self._note_reads(out)
             recorder.forget()
             return out
+
+    def _begin(self, traced_call: int, state: State) -> None:
+        self.recorder.begin(traced_call)
+        self.functional.trains = self.runs[traced_call].training
+        self.states.begin(state)
+
+    def _end(self, state: State, result: Any) -> None:
+        called = self.module.get_submodule(self.runs[len(self.results)].module)
+        seen_by_users(but_state(result, signature(called.forward).parameters))
+        gave = _given(called, result)
+        self.states.end(state, [x for _, x in gave])
+        self.results.append([(slot, inner(x)) for slot, x in gave])
+        self.returned.extend(x for _, x in gave)
+
+    def _note_opaque(
+        self, name: str, taken: list[torch.Tensor], given: list[Spec]
+    ) -> list[torch.Tensor]:
+        """Record a call of an opaque module as one op, and return what it gives."""
+        kind = type(self.module.get_submodule(name)).__name__
+        with _disable_current_modes():
+            made = self.recorder.whole_module(kind, tree_map(inner, taken), given)
+        return [self.functional.wrap(t) for t in made]
+
+    def _unpriced_floats(self) -> list[torch.Tensor]:
+        """Return the inputs of unpriced runs that are floats, but for masks.
+
+        The last dim of a mask is a length.
+        """
+        unpriced = [
+            (args, {n: v for n, v in kwargs.items() if n not in MASKS})
+            for run, (args, kwargs) in zip(self.runs, self.given, strict=True)
+            if not run.priced
+        ]
+        return [t for t in _tensors(unpriced) if t.is_floating_point()]
+
+    def _note_results(self, out: Record) -> None:
+        """Note what the runs returned, wrote into their arguments, and left in attributes."""
+        out.written = _changed(self.stored, self.state)
+        aliases = self.functional.aliases
+        out.outputs = _changed_for_users(self.given, self.wrapped, self.returned, aliases)
+        for run, result in zip(self.runs, self.results, strict=True):
+            out.given.append([slot for slot, _ in result])
+            out.outputs += [tensor for _, tensor in result]
+            shown = [t for slot, t in result if slot in out.given[0]]  # without hidden states
+            out.scores += [] if run.module else shown
+        out.outputs += _for_users(self.recorder.calls, self.kept.contained)
+
+    def _note_state(self, out: Record) -> None:
+        """Note caches, and what modules keep from one run to the next."""
+        out.states, out.taken = self.states.classes, self.states.given
+        out.resumed = [*self.states.pairs, *self.kept.pairs()]
+        self.kept.check()
+        out.left, out.kept = bool(self.kept.left), bool(self.kept.read)
+
+    def _note_randomness(self, out: Record) -> None:
+        """Note what is drawn, and whether anything is in evaluation mode."""
+        calls, runs = self.recorder.calls, self.runs
+        out.drawn = [*self.functional.dropped, *_drawn(calls)]
+        in_eval_mode = (c for c in calls if not runs[c.traced_call].training)
+        out.draws = self.functional.draws or any(True for _ in _drawn(in_eval_mode))
+
+    def _note_reads(self, out: Record) -> None:
+        """Note the tensors that code looks at otherwise than by ops, and flags made of data."""
+        entered, kept = self.entered, self.kept
+        out.cut += self.recorder.cut
+        reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
+        out.seen += seen_by(reads, self.recorder.calls)
+        out.flags_from_data = entered.given_numbers()
 
 
 def seen_by(modules: Iterable[str], calls: Sequence[Call]) -> Iterator[torch.Tensor]:
