@@ -74,7 +74,7 @@ def priced(kind: str, name: str) -> Row:
     from shardwright.planner.prepare import prepare
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
-    from shardwright.planner.search.ladder import run
+    from shardwright.planner.search.ladder import search
     from shardwright.planner.search.solution import SolverOptions
     from tests import zoo
 
@@ -91,11 +91,11 @@ def priced(kind: str, name: str) -> Row:
         task = prepare(model, TP, seq=SEQ, device=DEVICE)
         hand = price(task, table_of("auto", task.source.module))
         row |= {"theirs": _figures(hand.predicted)} if hand.predicted else {"error": hand.problem}
-        row["ours"] = _figures(run(task, asked).predicted)
+        row["ours"] = _figures(search(task, asked).plan.predicted)
         if hand.predicted and slower(row, "ours"):
             pins = dict.fromkeys(hand.replicated, "replicate")
             alike = prepare(model, TP, seq=SEQ, device=DEVICE, pins=pins)
-            row["alike"] = _figures(run(alike, asked).predicted)
+            row["alike"] = _figures(search(alike, asked).plan.predicted)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")
     return row

@@ -97,7 +97,8 @@ def prepare_shares(
 ) -> Sharing:
     """Read a model, and return the tasks of planning it, by the parts that ranks of tp get.
 
-    None are the parts that are given. `how` holds the other arguments of `read`.
+    For None, ranks have the parts that the workload says. `how` holds the other arguments of
+    `read`.
 
     Raises:
         UsageError: an argument is invalid.

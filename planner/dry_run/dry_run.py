@@ -76,7 +76,7 @@ class DryRun:
             spoken = {n: m for n, m in plan.modules.items() if "*" in n or n in here}
             part = plan.model_copy(update={"modules": spoken}) if self.stacks or hollow else plan
             blocks = DeduplicatedBlocks(self.alike, whole.left_out, Hollow(hollow.values()))
-            how = (self.opaque, as_planned(self.repeats, sizes), whole.calls, blocks)
+            how = (self.opaque, expected_repeats(self.repeats, sizes), whole.calls, blocks)
             found = run_local(self.root, self.runs, part, coords, predicted, *how)
         wrong = found is not None or blocks.hollow.asked
         if wrong and whole.left_out:  # leaving calls out may be the cause
@@ -134,7 +134,7 @@ def repeats_of(graph: Graph, traced: Mapping[str, str] | None = None) -> Iterato
             yield Repeat(op.module, ends, sizes)
 
 
-def as_planned(repeats: Iterable[Repeat], local: Mapping[str, Sizes]) -> Repeats:
+def expected_repeats(repeats: Iterable[Repeat], local: Mapping[str, Sizes]) -> Repeats:
     """Return what `call_log.py` records of each repeat, unsharded and with `local` sizes."""
     found: dict[tuple[str, Numbers], set[Numbers]] = {}
     for module, (one, other), sizes in repeats:

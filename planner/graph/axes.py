@@ -26,7 +26,7 @@ TERMS = 64
 """Into how many equal terms a dim may be cut because it is shifted."""
 
 
-class Conflict(Exception):
+class NoCommonRefinement(Exception):
     """Two dims have no common refinement."""
 
 
@@ -100,9 +100,9 @@ def _link(dim: Dim, target: Dim) -> None:
     if dim is target:
         return
     if dim.kind == ATOM and any(a is dim for a in atoms_of(target)):
-        raise Conflict(f"{dim!r} would contain itself in {target!r}")
+        raise NoCommonRefinement(f"{dim!r} would contain itself in {target!r}")
     if dim.solid and target.kind != ATOM:
-        raise Conflict(f"{dim!r} may not be refined to {target!r}")
+        raise NoCommonRefinement(f"{dim!r} may not be refined to {target!r}")
     target.unshardable |= dim.unshardable
     target.solid |= dim.solid
     dim.parent = target
@@ -119,9 +119,9 @@ def split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
     if dim.size == minor:
         return None, dim
     if dim.size % minor:
-        raise Conflict(f"{minor} does not divide {dim!r}")
+        raise NoCommonRefinement(f"{minor} does not divide {dim!r}")
     if dim.solid:
-        raise Conflict(f"{dim!r} may not be refined")
+        raise NoCommonRefinement(f"{dim!r} may not be refined")
     if dim.kind == ATOM:
         major, rest = Dim(dim.size // minor), Dim(minor)
         major.unshardable = rest.unshardable = dim.unshardable
@@ -164,20 +164,20 @@ def _unify_factors(left: list[Dim], right: list[Dim]) -> None:
             unify(minor, a)
             right += [major] if major else []
     if any(d.size > 1 for d in left + right):
-        raise Conflict("the sizes of the factors do not match")
+        raise NoCommonRefinement("the sizes of the factors do not match")
 
 
 def split_concat(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
     """Refine `dim` into a concatenation of parts of these sizes and return the parts.
 
     Raises:
-        Conflict: `dim` cannot be cut at these places.
+        NoCommonRefinement: `dim` cannot be cut at these places.
     """
     dim = find(dim)
     if len(sizes) == 1:
         return [dim]
     if dim.solid:
-        raise Conflict(f"{dim!r} may not be cut")
+        raise NoCommonRefinement(f"{dim!r} may not be cut")
     if dim.kind == ATOM:
         parts = [Dim(s) for s in sizes]
         for made in parts:
@@ -188,7 +188,7 @@ def split_concat(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
         factors = _factors(dim)
         inner = prod(f.size for f in factors[1:])
         if any(s % inner for s in sizes):
-            raise Conflict(f"parts of {list(sizes)} cut through {dim!r}")
+            raise NoCommonRefinement(f"parts of {list(sizes)} cut through {dim!r}")
         return [
             product([t, *factors[1:]])
             for t in split_concat(factors[0], [s // inner for s in sizes])
@@ -215,13 +215,13 @@ def unify(a: Dim, b: Dim) -> None:
     """Make `a` and `b` the same dim by refining both.
 
     Raises:
-        Conflict: they have no common refinement.
+        NoCommonRefinement: they have no common refinement.
     """
     a, b = find(a), find(b)
     if a is b:
         return
     if a.size != b.size:
-        raise Conflict(f"{a!r} and {b!r} differ in size")
+        raise NoCommonRefinement(f"{a!r} and {b!r} differ in size")
     if b.kind == ATOM and a.kind != ATOM:
         a, b = b, a
     if a.kind == ATOM:
@@ -252,7 +252,7 @@ def _refuse_short_shift(a: Dim, b: Dim) -> None:
     for term, place in _places(b):
         apart = abs(place - places.get(id(term), place))
         if 0 < apart * TERMS < term.size:
-            raise Conflict(f"{term.size} are in both, {apart} places apart")
+            raise NoCommonRefinement(f"{term.size} are in both, {apart} places apart")
 
 
 def _places(dim: Dim) -> Iterator[tuple[Dim, int]]:
@@ -362,7 +362,7 @@ def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
     for name in op.outputs:
         for dim in out.dims[name]:
             if dim.size in varying:
-                with suppress(Conflict):  # the dim is refined already
+                with suppress(NoCommonRefinement):  # the dim is refined already
                     unify(dim, varying[dim.size])
 
 
@@ -385,7 +385,7 @@ def _bind(op: Op, rule: Rule, out: Axes) -> None:
                 continue
             try:
                 _unify_expr(dim, expr, axes)
-            except Conflict as conflict:
+            except NoCommonRefinement as conflict:
                 out.conflicts.append((op, str(conflict)))
                 for root in [dim, *(axes[a] for a in letters(expr))]:
                     for atom in [find(root), *atoms_of(root)]:

@@ -17,7 +17,7 @@ from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.prepare import as_planned, prepare
-from shardwright.planner.search.ladder import run as search_plan
+from shardwright.planner.search.ladder import search
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.runs.example_calls import text_inputs
@@ -87,7 +87,8 @@ def compare(
     if layers is not None:
         model = cut(model, layers)
         how = {**as_planned(plan), **given, "trust_remote_code": trust_remote_code, **hub}
-        plan = search_plan(prepare(model, **how), SolverOptions(objective=plan.objective.name))
+        asked = SolverOptions(objective=plan.objective.name)
+        plan = search(prepare(model, **how), asked).plan
     answers = run_processes(
         plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {}),
         Hub(**hub),

@@ -12,7 +12,6 @@ from math import ceil
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES, projections
@@ -303,18 +302,9 @@ def search(task: Task, asked: SolverOptions | None = None, tell: Tell | None = N
     """Search, and return the last state; its `plan` is the cheapest that passes its dry run.
 
     Raises:
+        InfeasibleError: `plan` raises it. No plan fits the memory (if sequence parallelism was
+            tried too, the message has the least of both), the pins cannot hold, or hidden states
+            cannot be sharded along the sequence.
         ModelError, UsageError, SolverError: as `climb`.
     """
     return climb(start(task, asked), LADDER, tell)
-
-
-def run(task: Task, asked: SolverOptions | None = None, tell: Tell | None = None) -> Plan:
-    """Return the cheapest plan that passes its dry run.
-
-    Raises:
-        InfeasibleError: no plan fits the memory (if sequence parallelism was tried too, the message
-            has the least of both), the pins cannot hold, or hidden states cannot be sharded along
-            the sequence.
-        ModelError, UsageError, SolverError: as `climb`.
-    """
-    return search(task, asked, tell).plan

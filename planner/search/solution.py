@@ -171,7 +171,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     room, aim = asked.room(task), asked.objective
     least = small.problem.least(BYTES)
     if asked.may_be_over and room is not None and least > room:
-        raise OverMemory(room, least, "what adds up of it, without what is alive at one time")
+        raise OverMemory(room, least, "without activations")
 
     @cache
     def candidate(values: tuple[int, ...]) -> tuple[Layouts, UnfoldedSolution]:

@@ -85,7 +85,7 @@ def check_unfolded(
     check(there.graph, there.states, there.assignment, task.rigid, alike)
     if there.graph is not task.graph:  # the folded graph has runs that are not unfolded
         check(task.graph, costs.states, layouts.assignment, task.rigid)
-        Bill(costs, layouts.assignment).redistributions()
+        Bill(costs, layouts.assignment).redistributions()  # raises if one has no route
     agree(found.bill.price, optimum)
 
 

@@ -110,7 +110,7 @@ def _refuses(states: States, op: Op, rule: Rule, split: OpShards) -> bool:
     used = {x for x, _, _ in split}
     return bool(
         used & rule.immovable()
-        or _moves_a_literal(op, rule, used)
+        or _moves_a_literal(op, used)
         or (used & rule.lookup and op.name not in states.replaceable)
     )
 
@@ -158,7 +158,7 @@ def _kinds(
     return [tuple(kinds)]
 
 
-def _moves_a_literal(op: Op, rule: Rule, used: set[str]) -> bool:
+def _moves_a_literal(op: Op, used: set[str]) -> bool:
     """Whether a literal number in an index of the model's code would have to change.
 
     A number counted from the front would change if something before it is split; a number counted

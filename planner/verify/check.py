@@ -172,7 +172,7 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
     if any(s.shards for s in have):
         if rule is None:
             return "an op without a rule has tensors that are split"
-        found = split_axes(rule, (*rule.operands, *rule.results), have, states, op)
+        found = split_axes((*rule.operands, *rule.results), have, states, op)
         if isinstance(found, str):
             return found
         split = found
@@ -226,7 +226,7 @@ def _kind(states: States, name: str, state: State, bit: int) -> str:
 
 
 def split_axes(
-    rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
+    sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
 ) -> OpShards | str:
     """Return the split axes of an op from the states of its tensors; a text if two disagree."""
     trees = states.axes.axes[op.name]

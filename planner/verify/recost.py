@@ -171,7 +171,7 @@ class Bill:
         split: OpShards | str = frozenset()
         if rule is not None:
             sides = (*rule.operands, *rule.results)
-            split = split_axes(rule, sides, have, self.costs.states, op)
+            split = split_axes(sides, have, self.costs.states, op)
         return Strategy(have, frozenset() if isinstance(split, str) else split)
 
     @cached_property

@@ -35,7 +35,7 @@ from shardwright.runtime.boundary.kept_objects import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of
 from shardwright.runtime.boundary.module_class import LocalModule, put_class
-from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.code.model_objects import is_config, may_change
 from shardwright.runtime.code.names_in_code import NOT_MODELS, ReadNames
 from shardwright.runtime.communication import facts
@@ -99,7 +99,7 @@ class ChangeDetection:
 
     def note(self, module: nn.Module, name: str, value: Any) -> None:
         """Note that an attribute of a module is set, unless the model's own code sets it."""
-        if torch.compiler.is_compiling() or may_change(name) or name.startswith(OWN):
+        if torch.compiler.is_compiling() or may_change(name) or name.startswith(PREFIX):
             return
         before = _now(module, name)
         if isinstance(before, (Tensor, nn.Module)):
@@ -179,7 +179,7 @@ class ChangeDetection:
         self.arrived.append(facts.of_tensors([(name, new)]))
         part: Any = self.model.cut(new.detach(), stored, name)
         part = part.detach().requires_grad_(new.requires_grad)
-        part._is_param = True  # as in `distributed`
+        part._is_param = True  # as in `split_parameters`
         vars(part).update(vars(new))
         mark_replaced(new)
         return part

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.code.model_objects import CODE, DEEPEST, LARGEST, is_config, may_change
 
 CONTAINERS = (list, dict, set)
@@ -73,7 +73,7 @@ def kept_objects(model: nn.Module, is_read: Callable[[str], bool]) -> Iterator[K
         own: dict[str, Any] = vars(module)
         full: dict[str, Any] = getattr(own.get("_shardwright"), "full_values", {})
         for name, value in [*own.items(), *full.items()]:
-            if not may_change(name) and not name.startswith(OWN):
+            if not may_change(name) and not name.startswith(PREFIX):
                 yield from _within(value, f"{path}.{name}".lstrip("."), is_read, found)
 
 

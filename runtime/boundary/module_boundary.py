@@ -340,7 +340,7 @@ class ModuleBoundary:
         if not self.changes_tensors:
             return self.run_with_full_tensors(module, args, kwargs)
         if model.proven is not None:
-            model.proven.check_modes(module.modules(), self.path)
+            model.proven.check_modes(module.modules())
         if model.own_rows is not None:
             raise UsageError(
                 f"'{self.path}' is called by itself: it would take the rows of a rank for a "
@@ -431,7 +431,10 @@ def link_origins(model: nn.Module) -> None:
             around = ".".join(path.split(".")[:-levels])
             outer = boundary_of(modules[around])
             if outer is None or slot not in {c.slot for c in outer.inputs}:
-                raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
+                raise PlanError(
+                    f"the plan gives '{path}' the input '{slot}' of '{around}' from before its "
+                    "redistribution, and that input is not redistributed: plan again"
+                )
             outer.kept_names.add(slot)
             outer.settle()
             change.outer_inputs = outer.kept_inputs

@@ -22,7 +22,7 @@ from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 from shardwright.runtime.code import call_sites
-from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.subclasses import ITS_OWN, like
 from shardwright.runtime.tensors.buffers import stored_as
@@ -144,8 +144,8 @@ class BoundaryModule(HookedModule):
 
     def _lost_in(self, twin: Any) -> list[str]:
         """Names that splitting put into the module and a copy by its own class lacks."""
-        lost = [n for n in vars(self) if n.startswith(OWN) and n not in vars(twin)]
-        return [*lost, *self._shardwright.full_values] if OWN in lost else lost
+        lost = [n for n in vars(self) if n.startswith(PREFIX) and n not in vars(twin)]
+        return [*lost, *self._shardwright.full_values] if PREFIX in lost else lost
 
     def _shardwright_sizes(self, call: str, *given: Any) -> tuple[Any, ...]:
         """The local sizes of a call in the module's code. Recompiled methods call this."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from shardwright.planner.contract.plan_file import ModulePlan
-from shardwright.runtime.code.attributes import set_sizes
-from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.code.attributes import PREFIX, set_sizes
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
@@ -40,7 +39,7 @@ def with_full_parameters(
     if more or not all(map(model.has, stored.values())):
         return None
     layer = object.__new__(original)
-    vars(layer).update({n: v for n, v in vars(module).items() if not n.startswith(OWN)})
+    vars(layer).update({n: v for n, v in vars(module).items() if not n.startswith(PREFIX)})
     full = {name: parameter.full_tensor() for name, parameter in stored.items()}
     vars(layer)["_parameters"] = {**module._parameters, **full}
     if "weight" in full:

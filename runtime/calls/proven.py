@@ -129,7 +129,7 @@ class ProvenCalls:
             getattr(model, "config", None),
         )
 
-    def check_modes(self, modules: Iterable[nn.Module], alone: str = "") -> None:
+    def check_modes(self, modules: Iterable[nn.Module]) -> None:
         """Check that `modules` of the model are in a mode for which a call is proven.
 
         Raises:
@@ -211,7 +211,7 @@ class ProvenCalls:
         return tuple(out)
 
     def _check(self, given: Mapping[str, Any]) -> bool:
-        """As `check_given`, for any arguments."""
+        """Check arguments as `check_given` does, without what it remembers of earlier calls."""
         if self.plain.known:
             self.plain.check(self.model, given)
         if self.always:

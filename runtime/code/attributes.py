@@ -13,6 +13,9 @@ from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.notation import parse
 from shardwright.runtime.communication.mesh import Mesh
 
+PREFIX = "_shardwright"
+"""Of attributes that splitting adds to a module."""
+
 SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
     (nn.Linear, ("out_features", "in_features")),
     (nn.Embedding, ("num_embeddings", "embedding_dim")),

@@ -42,8 +42,9 @@ def average_gradients(model: nn.Module, groups: Mapping[str, Group]) -> None:
 class Copies:
     """Tracks which parameters got a gradient in the current backward pass.
 
-    Modules that see local tensors of DTensors report it (`runtime/tensors/to_local.py`). Hooks on
-    parameters report it for compiled code and for parameters that are plain tensors.
+    Modules that see local tensors of DTensors report it (`ToLocal` in
+    `runtime/tensors/split_tensor.py`). Hooks on parameters report it for compiled code and for
+    parameters that are plain tensors.
     """
 
     def __init__(self, model: nn.Module, groups: Mapping[str, Group]) -> None:

@@ -44,7 +44,7 @@ def component(name: str | Path, hub: Hub = USUAL) -> str | Path:
 
 
 def is_directory(path: Path) -> bool:
-    """Return whether there is such a directory; a name that none can have is none."""
+    """Return whether `path` is a directory; a name that is too long, or has a NUL, is not."""
     try:
         return path.is_dir()
     except (OSError, ValueError):  # the name is too long, or contains a NUL

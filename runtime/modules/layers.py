@@ -263,7 +263,10 @@ def _reshards(
     if len(made) == 1:
         return made[0]
     if any(c.before is not None for c in changes):
-        raise PlanError(f"tensor '{changes[0].slot}' of '{path}' is one of several, and `before`")
+        raise PlanError(
+            f"the plan has several redistributions of '{changes[0].slot}' of '{path}', and one has "
+            "`before`: only a single one may, plan again"
+        )
     by_dims = {len(reshard.source.dims): reshard for reshard in made}
     if len(by_dims) < len(made):
         raise PlanError(f"the plan has two ways for tensor '{changes[0].slot}' of '{path}'")

@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from shardwright.errors import PlanError
 
 FLAG, FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"
-"""Attributes of blocks of transformers: whether they do so, and how."""
+"""Attributes of blocks of transformers: whether they are computed again, and by what."""
 
 
 def recomputable(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the lists of blocks of which all can do so, as those of transformers can."""
+    """Return the lists of modules that are all blocks which can be computed again."""
     lists = {
         path: [*m.children()] for path, m in model.named_modules() if isinstance(m, nn.ModuleList)
     }
@@ -23,7 +23,7 @@ def recomputable(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def recompute_blocks(model: nn.Module, firsts: Mapping[str, int]) -> None:
-    """Have the first blocks of some lists of blocks do so, in place.
+    """Have the first blocks of some lists computed again in the backward pass, in place.
 
     Args:
         model: The model.

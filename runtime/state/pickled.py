@@ -24,8 +24,7 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.boundary.hooks import is_hooked
 from shardwright.runtime.boundary.module_boundary import placements
-from shardwright.runtime.code.attributes import set_whole
-from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.code.attributes import PREFIX, set_whole
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.processes import meet
 from shardwright.runtime.communication.replicas import average_gradients
@@ -127,7 +126,7 @@ def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
         else:
             memo[id(x)] = x
     for path, module in modules.items():
-        own = {k: v for k, v in vars(module).items() if not k.startswith(OWN)}
+        own = {k: v for k, v in vars(module).items() if not k.startswith(PREFIX)}
         new = memo[id(module)]
         vars(new).update(copy.deepcopy(own, memo))
         spec = recipe.plan.module(path)

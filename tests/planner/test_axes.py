@@ -15,8 +15,8 @@ from shardwright.planner.graph.axes import (
     CONCAT,
     PRODUCT,
     Axes,
-    Conflict,
     Dim,
+    NoCommonRefinement,
     atoms_of,
     find,
     refine,
@@ -224,7 +224,7 @@ def test_an_axis_within_itself_is_a_conflict() -> None:
     """x = x * 1 and x = (x + nothing) have no end: told, not followed."""
     for kind in (PRODUCT, CONCAT):
         x = Dim(4)
-        with pytest.raises(Conflict, match="would contain itself"):
+        with pytest.raises(NoCommonRefinement, match="would contain itself"):
             unify(x, Dim(4, kind, [x, Dim(1 if kind == PRODUCT else 0)]))
         assert find(x) is x
 
@@ -335,5 +335,5 @@ def test_a_long_sequence_may_be_shifted(by: int, fits: bool) -> None:
         unify(whole, shifted)
         assert len({id(atom) for atom in atoms_of(whole)}) == 1
     else:
-        with pytest.raises(Conflict):
+        with pytest.raises(NoCommonRefinement):
             unify(whole, shifted)

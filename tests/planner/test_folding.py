@@ -22,7 +22,7 @@ from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.pins import as_pins
-from shardwright.planner.search.ladder import SOLVING, climb, run
+from shardwright.planner.search.ladder import SOLVING, climb, search
 from shardwright.planner.search.search_state import start
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.model.source import Source, read_source
@@ -96,7 +96,7 @@ def whole(source: Source) -> Folding:
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
     workload = Workload(batch=1, seq=64, dtype="bfloat16", device="h100-nvlink")
     axes = refine(folding.graph)
-    return run(Task(source, folding, unfold(folding), axes, workload, {"tp": tp}), ASKED)
+    return search(Task(source, folding, unfold(folding), axes, workload, {"tp": tp}), ASKED).plan
 
 
 @pytest.mark.parametrize("name", sampled(MODELS, ("bloom", "bert", "gpt_oss", "qwen3_moe")))

@@ -15,7 +15,7 @@ from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
-from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, run
+from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, search
 from shardwright.planner.search.restrictions import Restrictions
 from shardwright.planner.search.search_state import Attempt, attempted, start
 from shardwright.planner.search.solution import SolverOptions
@@ -45,7 +45,8 @@ def story(task: Task, asked: SolverOptions | None = None) -> tuple[list[Attempt]
     """What was tried, and the plan if there is one."""
     told: list[Attempt] = []
     try:
-        return told, run(task, asked or ASKED, lambda what, now: told.append(attempted(what, now)))
+        tell = lambda what, now: told.append(attempted(what, now))  # noqa: E731
+        return told, search(task, asked or ASKED, tell).plan
     except InfeasibleError:
         return told, None
 
@@ -61,7 +62,7 @@ def test_the_first_solution_may_do() -> None:
 
 def test_telling_changes_nothing() -> None:
     task = task_of(config("LlamaForCausalLM", TINY))
-    assert story(task)[1] == run(task, ASKED) == climb(start(task, ASKED)).plan
+    assert story(task)[1] == search(task, ASKED).plan == climb(start(task, ASKED)).plan
 
 
 def test_attention_is_split_in_a_second_attempt() -> None:
@@ -153,7 +154,7 @@ def test_past_the_time_limit_nothing_is_tried_again(monkeypatch: Any) -> None:
     assert story(task, late)[1] is not None
     monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "no"))
     with pytest.raises(SolverError, match="time limit of 20 seconds: 1 failed on meta, .* no;"):
-        run(task_of(Within(mlps.Mlp())), late)
+        _ = search(task_of(Within(mlps.Mlp())), late).plan
 
 
 def test_a_task_is_never_changed() -> None:
