@@ -9,11 +9,10 @@ from shardwright.planner.contract.plan_file import Replicated
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.graph import Use
+from shardwright.planner.strategies.obstacles import UNUSED
 
 LARGE = 0.01
 """A parameter is large if it has at least this share of all bytes."""
-
-UNUSED = "the traced forward does not use it"
 
 
 def replicated_parameters(

@@ -6,6 +6,8 @@ from shardwright.planner.graph.axes import Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.states import States
 
+UNUSED = "the traced forward does not use it"
+
 
 def place(op: Op) -> str:
     """Return an op with its module and source line: linear in 'lm_head' (modeling_x.py:12)."""
@@ -19,7 +21,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
         return "it is a buffer, and those stay replicated"
     read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
     if not any(u.used in read for u in uses):
-        return "the traced forward does not use it"
+        return UNUSED
     if (stored, dim) in graph.marks.fixed:
         return "the code gives its size as a bare number"
     tree = states.axes.dims[stored][dim]

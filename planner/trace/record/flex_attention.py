@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
+
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 
 BLOCKS = "_convert_mask_to_block_mask"
 SPARSE = "_create_sparse_block_from_block_mask"
@@ -27,22 +28,8 @@ DEVICE = "_validate_device"
 def flex_attention_as_ops() -> Iterator[None]:
     """Context manager in which `flex_attention` of this thread calls plain ops."""
     instead = {BLOCKS: _undivided, SPARSE: _without_blocks, HOP: attend, DEVICE: _any_device}
-    before = {name: getattr(flex, name) for name in instead}
-    thread = get_ident()
-
-    def here(own: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return (made if get_ident() == thread else own)(*args, **kwargs)
-
-        return call
-
-    for name, made in instead.items():
-        setattr(flex, name, here(before[name], made))
-    try:
+    with patched_in_this_thread([(flex, name, made) for name, made in instead.items()]):
         yield
-    finally:
-        for name, own in before.items():
-            setattr(flex, name, own)
 
 
 def _any_device(*tensors: Tensor) -> None:

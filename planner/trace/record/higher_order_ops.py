@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.data_queries.queries import DataQueries
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 
 COND, LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
 for _name in (COND, LOOP):
@@ -30,23 +30,9 @@ MOST = 64
 @contextmanager
 def higher_order_ops_as_python() -> Iterator[None]:
     """Context manager in which these functions run as Python code in this thread."""
-    places = ((COND, "cond_op", _cond), (LOOP, "while_loop_op", _while))
-    before = [(module, name, getattr(sys.modules[module], name)) for module, name, _ in places]
-    thread = get_ident()
-
-    def here(own: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return (made if get_ident() == thread else own)(*args, **kwargs)
-
-        return call
-
-    for (module, name, made), (_, _, own) in zip(places, before, strict=True):
-        setattr(sys.modules[module], name, here(own, made))
-    try:
+    cond, loop = sys.modules[COND], sys.modules[LOOP]
+    with patched_in_this_thread([(cond, "cond_op", _cond), (loop, "while_loop_op", _while)]):
         yield
-    finally:
-        for module, name, own in before:
-            setattr(sys.modules[module], name, own)
 
 
 def _cond(condition: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any) -> Any:

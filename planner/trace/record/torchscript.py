@@ -11,32 +11,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any
 
 import torch
 
 from shardwright.planner.trace.data_queries.errors import NeedsData
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 
 Compiled: Any = torch.jit.ScriptFunction
 
 
 @contextmanager
 def as_python() -> Iterator[None]:
-    """Context manager in which this thread calls compiled functions as Python code."""
-    before, thread = Compiled.__call__, get_ident()
+    """Context manager in which this thread calls compiled functions as Python code.
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() != thread:  # other threads run on made-up or real data
-            return before(self, *args, **kwargs)
-        return _code(self)(*args, **kwargs)
-
-    Compiled.__call__ = call
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        Compiled.__call__ = before
+    Other threads run on made-up or real data.
+    """
+    call = lambda compiled, *args, **kwargs: _code(compiled)(*args, **kwargs)  # noqa: E731
+    with (
+        patched_in_this_thread([(Compiled, "__call__", call)]),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield
 
 
 def _code(compiled: Any) -> Callable[..., Any]:

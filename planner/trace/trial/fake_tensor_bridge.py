@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -28,6 +26,7 @@ from shardwright.planner.trace.record.wrapped_forwards import Forward, put_aroun
 from shardwright.planner.trace.runs.run import Run, Runner, cast
 from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.state.code_state import isolated
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
@@ -114,34 +113,22 @@ def _fake(tensor: torch.Tensor, fake: OnMeta) -> FakeTensor:
     return fake.fake(tensor.detach(), requires_grad=tensor.requires_grad, **is_parameter)
 
 
-@contextmanager
-def _converted_anew() -> Iterator[None]:
-    """Context manager in which conversions of modules (`.to(dtype)`) create new parameters.
+def _convert(
+    module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> nn.Module:
+    """Convert a module (`.to(dtype)`) by giving it new parameters.
 
-    This holds for the current thread. Torch would swap fake parameters in place, which fails while
-    there are weak references to them, and fake modes keep such references.
+    Torch would swap fake parameters in place, which fails while there are weak references to them,
+    and fake modes keep such references.
     """
-    before, thread = nn.Module._apply, get_ident()
-
-    def convert(
-        self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
-    ) -> nn.Module:
-        if get_ident() != thread:
-            return before(self, fn, recurse)
-        for child in self.children() if recurse else ():
-            convert(child, fn)
-        for name, parameter in self._parameters.items():
-            if parameter is not None:
-                changed = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
-                self._parameters[name] = changed
-        self._buffers.update({k: fn(b) for k, b in self._buffers.items() if b is not None})
-        return self
-
-    nn.Module._apply = convert
-    try:
-        yield
-    finally:
-        nn.Module._apply = before
+    for child in module.children() if recurse else ():
+        _convert(child, fn)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            changed = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
+            module._parameters[name] = changed
+    module._buffers.update({k: fn(b) for k, b in module._buffers.items() if b is not None})
+    return module
 
 
 def run_on_fake(
@@ -176,7 +163,7 @@ def run_on_fake(
         alone(),
         isolated(module),
         torch.no_grad(),
-        _converted_anew(),
+        patched_in_this_thread([(nn.Module, "_apply", _convert)]),
         opaque.standing_in(module, empty),
         fake,
         DataQueries(opaque, fake.known),
