@@ -13,6 +13,7 @@ from torch import nn
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
+from shardwright.planner.contract.names import is_within
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.dry_run.block_dedup import calls_between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun, repeats_of
@@ -98,7 +99,13 @@ class Task:
     @cached_property
     def recomputable(self) -> dict[str, int]:
         """Lists of blocks that can be computed again in the backward pass, with their lengths."""
-        return {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}
+        found = {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}
+        return {path: n for path, n in found.items() if not self.keeping(path)}
+
+    def keeping(self, path: str) -> list[str]:
+        """Return the modules in a list of blocks that may do something else if they run again."""
+        named = (n for n in self.traced_names if is_within(n, path))
+        return [n for n in named if self.traced_names[n] in self.graph.keeping]
 
     @cached_property
     def caches(self) -> bool:

@@ -125,6 +125,9 @@ def record(
             out.resumed = [*states.pairs, *kept.pairs()]
             kept.check()
             out.left, out.kept = bool(kept.left), bool(kept.read)
+            replaced = (n for n, x in state.items() if within[f"root.{n}"] is not x)
+            out.keeping = {*kept.changed(), *(n.rpartition(".")[0] for n in replaced)}
+            out.keeping |= entered.changing[any(run.training for run in runs)]
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
             in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
             out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))
