@@ -103,6 +103,14 @@ class OfLargeCapacity(Experts):
         return made * (torch.arange(len(x)) < 256)[:, None]
 
 
+class OtherwiseForMany(Experts):
+    """An expert does something else with many tokens."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        made = super().one(x, expert, chosen)
+        return made.tanh() if len(x) > 256 else made
+
+
 class Averaged(Experts):
     """Divided by the number of the expert's tokens."""
 
@@ -186,7 +194,8 @@ BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of
     ("cls", "why"),
     [
         (OfCapacity, BESIDE), (OfLargeCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM),
-        (ByOthers, SUM), (Normalized, SUM), (Residual, SUM), (Dropping, "in training mode"),
+        (OtherwiseForMany, BESIDE), (ByOthers, SUM), (Normalized, SUM), (Residual, SUM),
+        (Dropping, "in training mode"),
         (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
         (Counting, "it keeps 'counts'"),
     ],
