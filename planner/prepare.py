@@ -203,6 +203,10 @@ def read(
             raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
     if not 1 <= expert_imbalance <= MOST_IMBALANCE:
         raise UsageError(f"expert_imbalance must be from 1 to {MOST_IMBALANCE:,}")
+    counts = recompute.values() if isinstance(recompute, Mapping) else ()
+    asked = isinstance(recompute, bool | Mapping | None)
+    if not (asked and all(type(n) is int for n in counts)):
+        raise UsageError(f"recompute must be True, False or numbers of blocks, not {recompute!r}")
     phases = parse_phases(phase)
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long

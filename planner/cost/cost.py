@@ -6,6 +6,8 @@ here count the bytes and operations in each pass of the workload.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
 from shardwright.planner.cost.recomputation import Recomputation
@@ -30,6 +32,7 @@ class Costs:
         caches: Whether the model generates tokens, and so has a KV cache.
         gathered: Stored tensors that may be all-gathered at each use.
         keys: The dims that count keys of attention, if known from another graph.
+        copies: Of a folded graph: activation -> how many of its copies autograd keeps.
 
     Attributes:
         sizes: Lengths and bytes of tensors.
@@ -47,9 +50,10 @@ class Costs:
         caches: bool = False,
         gathered: frozenset[str] = frozenset(),
         keys: Keys | None = None,
+        copies: Mapping[str, int] | None = None,
     ) -> None:
         self.graph, self.axes, self.states, self.workload = graph, axes, states, workload
-        self.caches, self.gathered = caches, gathered
+        self.caches, self.gathered, self.copies = caches, gathered, copies
         on = device(workload.device)
         self.sizes = TensorSizes(graph, axes, states.sub, workload, keys, workload.slowest)
         self.recomputation = Recomputation(graph, workload.recomputed)
@@ -71,6 +75,6 @@ class Costs:
             if rank != at.rank:
                 at = TensorSizes(self.graph, self.axes, at.sub, self.workload, at.keys, rank)
             self._held[rank] = Holdings(
-                self.graph, at, self.workload, self.caches, self.recomputation
+                self.graph, at, self.workload, self.caches, self.recomputation, self.copies
             )
         return self._held[rank]

@@ -6,7 +6,7 @@ activations that autograd keeps; for generation also the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,6 +29,8 @@ class Holdings:
     workload: Workload
     caches: bool
     recomputation: Recomputation
+    copies: Mapping[str, int] | None = None
+    """In a folded graph: activation -> how many of its copies autograd keeps."""
 
     @cached_property
     def full(self) -> Pass:
@@ -50,7 +52,7 @@ class Holdings:
     @cached_property
     def given(self) -> frozenset[str]:
         """Parameters, buffers and inputs: all that is there before a pass, and no activation."""
-        return frozenset((*self.stored, *self.graph.inputs))
+        return given(self.graph)
 
     @cached_property
     def cached(self) -> frozenset[str]:
@@ -63,9 +65,9 @@ class Holdings:
         """Activations that autograd keeps."""
         if not self.trains:
             return frozenset()
-        graph = self.graph
-        base = storages(graph, ((start, end) for _, start, end in edges(graph)))
-        return frozenset(base[n] for n in self.recomputation.kept) - self.given
+        if self.copies is not None:
+            return frozenset(self.copies)
+        return kept_activations(self.graph, self.recomputation)
 
     @cached_property
     def names(self) -> list[str]:
@@ -78,11 +80,13 @@ class Holdings:
         return self.cached | self.kept
 
     def bytes(self, name: str, state: State) -> int:
-        """Return the bytes held of tensor `name` in `state`, on the rank that holds most."""
-        if name not in self.stored:
-            size = self.sizes.bytes(name, state, self.full)
-            return size * ((name in self.cached) + (name in self.kept))
-        return self.sizes.at_rest(name, state) + sum(self.training(name, state))
+        """Return the bytes held of all copies of `name` in `state`, on the rank that holds most."""
+        times = self.graph.times(name)
+        if name in self.stored:
+            return times * (self.sizes.at_rest(name, state) + sum(self.training(name, state)))
+        kept = times if self.copies is None else self.copies.get(name, 0)
+        held = times * (name in self.cached) + kept * (name in self.kept)
+        return held * self.sizes.bytes(name, state, self.full)
 
     def training(self, name: str, state: State) -> tuple[int, int]:
         """Return the bytes of a parameter's gradient and of its optimizer state."""
@@ -91,6 +95,17 @@ class Holdings:
         size = self.sizes.at_rest(name, state)
         elements = size // self.graph.tensors[name].dtype.itemsize
         return size, elements * self.workload.optimizer_bytes
+
+
+def given(graph: Graph) -> frozenset[str]:
+    """Return the parameters, buffers and inputs of a graph."""
+    return frozenset((*(use.stored for use in graph.uses), *graph.inputs))
+
+
+def kept_activations(graph: Graph, recomputation: Recomputation) -> frozenset[str]:
+    """Return the activations that autograd keeps, each by the tensor whose memory it uses."""
+    base = storages(graph, ((start, end) for _, start, end in edges(graph)))
+    return frozenset(base[n] for n in recomputation.kept) - given(graph)
 
 
 def storages(graph: Graph, passed: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -190,6 +190,9 @@ class Graph:
     kept: bool = False
     """Whether code reads attributes that an earlier run left."""
 
+    keeping: frozenset[str] = frozenset()
+    """Modules that may do something else if they are called again with the same arguments."""
+
     draws: bool = False
     """Whether the model draws random numbers in eval mode too."""
 

@@ -172,8 +172,8 @@ class _Builder:
         """Add the bytes held, and the time to average gradients over copies of the model."""
         held, stored = self.costs.holdings, dict.fromkeys(u.stored for u in self.graph.uses)
         for name in held.names:
-            times, domain = self.graph.times(name), self.states.domain(name)
-            sizes = {s: times * held.bytes(name, s) for s in domain}
+            domain = self.states.domain(name)
+            sizes = {s: held.bytes(name, s) for s in domain}
             if name in stored and len(domain) > 1:
                 self.movable += min(sizes.values())
             self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})

@@ -93,7 +93,8 @@ def unpinned_problem(
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
     given = task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence, task.sub
     states = States(*given)
-    costs = Costs(task.graph, task.axes, states, task.workload, task.caches, gathered)
+    given = task.axes, states, task.workload, task.caches, gathered
+    costs = Costs(task.graph, *given, copies=task.kept_copies)
     network = build_network(task.graph, states, costs, task.rigid)
     return UnpinnedProblem(costs, network, restrictions.splits)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,10 @@ from torch import nn
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
+from shardwright.planner.contract.names import is_within
 from shardwright.planner.contract.plan_figures import Workload
+from shardwright.planner.cost.holdings import kept_activations
+from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.dry_run.block_dedup import calls_between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun, repeats_of
 from shardwright.planner.graph.axes import Axes
@@ -98,7 +102,13 @@ class Task:
     @cached_property
     def recomputable(self) -> dict[str, int]:
         """Lists of blocks that can be computed again in the backward pass, with their lengths."""
-        return {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}
+        found = {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}
+        return {path: n for path, n in found.items() if not self.keeping(path)}
+
+    def keeping(self, path: str) -> list[str]:
+        """Return the modules in a list of blocks that may do something else if they run again."""
+        named = (n for n in self.traced_names if is_within(n, path))
+        return [n for n in named if self.traced_names[n] in self.graph.keeping]
 
     @cached_property
     def caches(self) -> bool:
@@ -134,6 +144,15 @@ class Task:
         """A graph with at most three copies of a block in a row, for the peak of activations."""
         short = unfold(self.folding, alike=3)
         return short, self._states(short, self.sequence)
+
+    @cached_property
+    def kept_copies(self) -> Mapping[str, int] | None:
+        """Activation of the folded graph -> how many copies autograd keeps; None if not folded."""
+        if self.unfolded.graph is self.graph:
+            return None
+        graph, origin = self.unfolded.graph, self.unfolded.origin
+        kept = kept_activations(graph, Recomputation(graph, self.workload.recomputed))
+        return Counter(origin[name] for name in kept)
 
     @cached_property
     def dry_runs(self) -> list[DryRun]:

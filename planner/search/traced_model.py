@@ -29,6 +29,9 @@ from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
 from shardwright.planner.trace.trace import trace_model
 
+ROUNDS = 3
+"""How often calls of other lengths are added: those added before may compare other numbers."""
+
 
 class _Trace(NamedTuple):
     """A traced source, its folded and its unfolded graph, and `Task.unmasked`."""
@@ -181,10 +184,11 @@ class TracedModel:
         if at not in self._traces and task.numbered:
             found = self._trace(*at, folds=False)
             task = self._of_trace(found, workload, mesh, along)
-        if at not in self._traces and not any(at):
+        for _ in range(0 if at in self._traces or any(at) else ROUNDS):
             longer = _at_other_lengths(found, self.pins, task)
-            if longer is not found:
-                found, task = longer, self._of_trace(longer, workload, mesh, along)
+            if longer is found:
+                break
+            found, task = longer, self._of_trace(longer, workload, mesh, along)
         self._traces[at] = found
         if workload.spread == 1:
             return task
@@ -237,6 +241,12 @@ class TracedModel:
         blocks = task.recomputable
         if isinstance(asked, Mapping):
             wrong = next((p for p, n in asked.items() if not 0 < n <= blocks.get(p, 0)), None)
+            for keeper in task.keeping(wrong) if wrong is not None else ():
+                raise UsageError(
+                    f"recompute: '{keeper:.80}' may do something else if it runs again for the "
+                    "backward pass, because it changes a buffer, what it is given, or an attribute "
+                    "that its next call reads: leave this list of blocks out"
+                )
             if wrong is not None:
                 raise UsageError(
                     f"recompute: {wrong!r:.80} is no list of so many blocks that can be computed "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
+from itertools import zip_longest
+from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -12,6 +15,8 @@ from shardwright.errors import PlanError
 
 FLAG, FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"
 """Attributes of blocks of transformers: whether they are computed again, and by what."""
+CACHES = ("past_key_values", "layer_past", "cache_params")
+"""Arguments for which such blocks get None: a second run would fill a cache twice."""
 
 
 def recomputable(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -41,5 +46,17 @@ def recompute_blocks(model: nn.Module, firsts: Mapping[str, int]) -> None:
                 f"again, not {count}"
             )
         for block in blocks[:count]:
-            setattr(block, FUNCTION, partial(checkpoint, use_reentrant=False))
+            setattr(block, FUNCTION, _again)
             setattr(block, FLAG, True)
+
+
+def _again(code: Callable[..., Any], *args: Any) -> Any:
+    """Run a block's code without a cache, now and for the backward pass.
+
+    Transformers leaves out caches itself, unless they are given by position.
+    """
+    names = [*signature(code).parameters][: len(args)]
+    given = [None if name in CACHES else x for name, x in zip_longest(names, args)]
+    more = code.keywords if isinstance(code, partial) else {}
+    without = {name: None for name in more if name in CACHES}
+    return checkpoint(partial(code, **without), *given, use_reentrant=False)

@@ -88,6 +88,32 @@ def test_both_outcomes_are_traced(traced: int) -> None:
     run_ranks(2, work)
 
 
+class Steps(MLP):
+    """A comparison that only calls of other lengths make, and one with a number itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        if x.shape[1] > 10:
+            return self.down(h)
+        if x.shape[1] >= 6:
+            return self.down(h * h.mean(-1, keepdim=True))
+        return self.down(h + h.amax(-1, keepdim=True))
+
+
+def test_comparisons_behind_comparisons() -> None:
+    torch.manual_seed(0)
+    model = Steps().double()
+    found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),))
+    assert not any(call.lengths for call in found.calls)
+
+    def work(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), found, mesh)
+        for rows in (2, 5, 6, 10, 11, 40):
+            assert_equal(split, model, rows)
+
+    run_ranks(2, work)
+
+
 class Block(MLP):
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.up(x).relu())

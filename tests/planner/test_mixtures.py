@@ -95,6 +95,22 @@ class OfCapacity(Experts):
         return made * (torch.arange(len(x)) < 2)[:, None]
 
 
+class OfLargeCapacity(Experts):
+    """An expert takes no more tokens than a number that few tokens do not reach."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        made = super().one(x, expert, chosen)
+        return made * (torch.arange(len(x)) < 256)[:, None]
+
+
+class OtherwiseForMany(Experts):
+    """An expert does something else with many tokens."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        made = super().one(x, expert, chosen)
+        return made.tanh() if len(x) > 256 else made
+
+
 class Averaged(Experts):
     """Divided by the number of the expert's tokens."""
 
@@ -177,8 +193,9 @@ BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of
 @pytest.mark.parametrize(
     ("cls", "why"),
     [
-        (OfCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM), (ByOthers, SUM),
-        (Normalized, SUM), (Residual, SUM), (Dropping, "in training mode"),
+        (OfCapacity, BESIDE), (OfLargeCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM),
+        (OtherwiseForMany, BESIDE), (ByOthers, SUM), (Normalized, SUM), (Residual, SUM),
+        (Dropping, "in training mode"),
         (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
         (Counting, "it keeps 'counts'"),
     ],

@@ -24,6 +24,8 @@ from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.data_queries.model_code import model_frame
 from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
+from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
+from shardwright.runtime.modules.recomputation import CACHES, FLAG
 from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
@@ -69,12 +71,15 @@ class CallStack(list[str]):
         callers: Module -> the modules whose code calls it.
         reads: Modules whose code may do something else for other example inputs: it reads values
             computed from theirs, or gets numbers from a module whose code does.
+        changing: Modules that change their arguments, among those that may be computed again in the
+            backward pass; in eval mode and in training mode.
     """
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         super().__init__(paths)
         self.callers: dict[str, set[str]] = {}
         self.reads: set[str] = set()
+        self.changing: tuple[set[str], set[str]] = set(), set()
 
     @property
     def innermost(self) -> str:
@@ -139,6 +144,13 @@ def _marking(
             if value is not before.get(slot):
                 vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
 
+    def contents(at: list[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Return what is in the arguments, but caches, of a module that may be computed again."""
+        if not hasattr(type(module), FLAG):
+            return None
+        named = {**dict(zip(at, args, strict=True)), **kwargs}
+        return found_in({name: x for name, x in named.items() if name not in CACHES})
+
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
         if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
@@ -161,11 +173,14 @@ def _marking(
         more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
         entered.enter(name)
         kept = _tensors_of(module)
+        before = contents(at, taken, more)
         both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
         output = forward(*taken, **more)
         entered.leave(output)  # after a failure `entered` must show the place
         mark_attributes(kept, place)
+        if not alike(before, contents(at, taken, more), same):
+            entered.changing[module.training].add(name)
         for outside, inside, was in taken_in:
             if inside is not outside and _value(inside) is not was:
                 WRITES(outside, inside, name)

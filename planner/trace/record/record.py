@@ -90,6 +90,10 @@ class Record:
     kept: bool = False
     """Whether code reads attributes that an earlier run left."""
 
+    keeping: set[str] = field(default_factory=set)
+    """Modules that, called again with the same arguments, may do something else: they change
+    buffers, attributes that their next call reads, or their arguments."""
+
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters and buffers that were changed in place, by name."""
 

@@ -113,7 +113,7 @@ class _Recording:
             within = {f"root.{name}": tensor for name, tensor in self.state.items()}
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)
-            self._note_state(out)
+            self._note_state(out, within)
             self._note_randomness(out)
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()
@@ -172,12 +172,15 @@ class _Recording:
             out.scores += [] if run.module else shown
         out.outputs += _for_users(self.recorder.calls, self.kept.contained)
 
-    def _note_state(self, out: Record) -> None:
-        """Note caches, and what modules keep from one run to the next."""
+    def _note_state(self, out: Record, within: Mapping[str, Any]) -> None:
+        """Note caches, and what modules keep from one run to the next, in `within` among others."""
         out.states, out.taken = self.states.classes, self.states.given
         out.resumed = [*self.states.pairs, *self.kept.pairs()]
         self.kept.check()
         out.left, out.kept = bool(self.kept.left), bool(self.kept.read)
+        replaced = (n for n, x in self.state.items() if within[f"root.{n}"] is not x)
+        out.keeping = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}
+        out.keeping |= self.entered.changing[any(run.training for run in self.runs)]
 
     def _note_randomness(self, out: Record) -> None:
         """Note what is drawn, and whether anything is in evaluation mode."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.contract.lengths import holds, numbers_in, sizes_in
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
@@ -32,8 +32,13 @@ def with_other_lengths(source: Source, comparisons: Iterable[str]) -> Source | N
     """
     if source.by_value or source.keeps:
         return None
-    fullest = next((run for run in source.further if _is_plain(run)), source.runs[0])
-    calls = [_resized(fullest, *found) for found in _lengths(source, {*comparisons})]
+    plain = [*filter(_is_plain, source.further), source.runs[0]]
+    there = [*map(_shapes, plain)]
+    calls = []
+    for length, other in _lengths(source, {*comparisons}):
+        fullest = next((r for r in plain if any(length in s for s in _shapes(r))), plain[-1])
+        call = _resized(fullest, length, other)
+        calls += [call] if _shapes(call) not in there else []
     if not calls:
         return None
     trained = in_training(calls) if any(run.training for run in source.further) else []
@@ -42,6 +47,10 @@ def with_other_lengths(source: Source, comparisons: Iterable[str]) -> Source | N
 
 def _is_plain(run: Run) -> bool:
     return not (run.module or run.resumes or run.fills or run.training)
+
+
+def _shapes(run: Run) -> list[torch.Size]:
+    return [x.shape for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, torch.Tensor)]
 
 
 def _lengths(source: Source, comparisons: set[str]) -> Iterator[tuple[int, int]]:
@@ -58,7 +67,8 @@ def _lengths(source: Source, comparisons: set[str]) -> Iterator[tuple[int, int]]
             continue
         stated = sorted(n for n in numbers_in(text) if n > 1)
         # Multiples of a prime are told from sizes of the model.
-        tried = [*(n * TRACE_SEQ for n in stated), *(n + 1 for n in stated), *stated]
+        near = (n + k for k in (1, 0, -1) for n in stated)
+        tried = [*(n * TRACE_SEQ for n in stated), *near]
         at, now = f"{name}.shape[{dim}]", traced[name].shape[dim]
         other = (n for n in tried if 1 < n <= LONGEST and not holds(text, {at: n}))
         if now > 1 and (found := (now, next(other, 0))) not in seen and found[1]:

@@ -39,11 +39,17 @@ def look(modules: Mapping[str, nn.Module], but: str) -> Look:
     """Return the contents of the attributes of `modules`, without attributes named `but`."""
     with torch._C.DisableTorchFunction():  # these are not queries of model code
         return {
-            Place(path, name): [*islice(_leaves(value, ""), LARGEST)]
+            Place(path, name): found_in(value)
             for path, module in modules.items()
             for name, value in [*vars(module).items()]
             if name not in NOT_KEPT and name != but
         }
+
+
+def found_in(value: Any) -> list[tuple[str, Any]]:
+    """Return what is in a value, by position: no more than `LARGEST` parts."""
+    with torch._C.DisableTorchFunction():
+        return [*islice(_leaves(value, ""), LARGEST)]
 
 
 def alike(one: Any, other: Any, equal: Callable[[Any, Any], bool]) -> bool:

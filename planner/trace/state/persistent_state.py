@@ -198,6 +198,9 @@ class KeptState:
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield pairs of tensors that two runs leave in one attribute that code reads."""
+        yield from ((was, now) for _, was, now in self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
         first: dict[tuple[Place, str], Tensor] = {}
         for made in self._made:
             for place in sorted(self.read):
@@ -205,7 +208,12 @@ class KeptState:
                     if isinstance(now, Tensor) and now.is_floating_point() and now.numel():
                         was = first.setdefault((place, slot), now)
                         if was is not now and was.dim() == now.dim():
-                            yield was, now
+                            yield place, was, now
+
+    def changed(self) -> set[str]:
+        """Return the modules whose attributes that code reads differ after each run."""
+        tensors = (place for place, _, _ in self._pairs())
+        return {place.path for place in (*self.numbers.places, *tensors)}
 
     def check(self) -> None:
         """Check that for each state that a run leaves, a run was made from a state like it.
