@@ -25,8 +25,6 @@ from shardwright.planner.search.unequal import search_shares
 from shardwright.planner.trace.trace_lock import not_in_model_code
 
 
-@not_in_model_code
-@uncollected()
 def plan(
     model: Any,
     tp: int | None = None,
@@ -188,15 +186,21 @@ def search_plan(
     tp: int | None,
     asked: SolverOptions,
     *,
+    mesh: Mapping[str, int] | None = None,
     cluster: Cluster | None = None,
+    batch: int | None = None,
+    dp: DataParallel = "ddp",
+    gpus_per_host: int | None = None,
+    speeds: Sequence[float] = (),
+    memories: Sequence[int] = (),
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
     **how: Any,
 ) -> Search:
     """Read and trace a model, and search its plan.
 
-    `how` holds the other arguments of `prepare_shares`; those that are not given here are as for
-    `plan`.
+    The arguments are as for `plan`; `memories` are those of the ranks, if they differ. `how` holds
+    the other arguments of `read`. With a cluster, both kinds of `dp` are compared.
 
     Raises:
         UsageError, ModelError, InfeasibleError, SolverError: as `plan`.
@@ -205,16 +209,17 @@ def search_plan(
     solvers.load(solver)  # an unknown one is refused before the trace
     asked = replace(asked, solver=solver)
     if cluster is None:
-        sharing = prepare_shares(model, tp, **how)
+        sharing = prepare_shares(
+            model, tp, mesh=mesh, batch=batch, dp=dp, gpus_per_host=gpus_per_host, speeds=speeds,
+            memories=memories, **how,
+        )  # fmt: skip
         task = sharing(None)
         with dumping(dump, task, write_model) as tell:
             return Search(search_shares(task, sharing, asked, tell))
-    if any(how.pop(name, None) is not None for name in ("mesh", "gpus_per_host")) or tp is not None:
+    if (tp, mesh, gpus_per_host) != (None, None, None):
         raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
-    if how.pop("memories", ()) or how.pop("speeds", ()):
+    if memories or speeds:
         raise UsageError("ranks that differ, and a cluster: give tp or mesh instead")
-    how.pop("dp", None)  # both are compared
-    batch = how.pop("batch", None)
     found = read(model, cluster.ranks if batch is None else batch, **how)
     ended = choose_mesh(found, cluster, asked, lambda task: dumping(dump, task, write_model))
     return Search(ended, cluster, found)

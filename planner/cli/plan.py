@@ -159,6 +159,13 @@ def plan(
         raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
     if quiet and output is None and html is None:
         raise click.UsageError("--quiet prints the paths of files alone: give --output or --html")
+    if sum(given is not None for given in (tp, mesh, hosts, ranks)) != 1:
+        raise click.UsageError(
+            "give one of --tp, as in --tp 4; --mesh, as in --mesh dp=2,tp=4; or, to choose a mesh, "
+            "--ranks 8, or --hosts 2 --gpus-per-host 8"
+        )
+    if ranks is not None and gpus_per_host is not None:
+        raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     for path in (output, html, write_model):
@@ -174,7 +181,7 @@ def plan(
         from shardwright.planner.search.solution import SolverOptions
         from shardwright.planner.trace.model.components import chosen_component
 
-        cluster = cluster_of(tp, mesh, hosts, gpus_per_host, ranks, device)
+        cluster = cluster_of(hosts, gpus_per_host, ranks, device)
         if tune and cluster and cluster.hosts > 1:
             raise click.UsageError("--tune starts ranks on this machine: give --ranks")
         named = OWN if table_file is None else read_table(table_file)
@@ -184,7 +191,7 @@ def plan(
             mesh=parse_mesh(mesh) if mesh else None, cluster=cluster,
             gpus_per_host=None if cluster else gpus_per_host, device=device,
             memories=memory if isinstance(memory, tuple) else (),
-            speeds=(speeds,) if isinstance(speeds, float) else speeds or (),
+            speeds=(speeds,) if isinstance(speeds, int | float) else speeds or (),
             dtype=getattr(torch, dtype) if dtype else None, pins=gather(pins, pin_file),
             tp_plan=named if follow else None, dump=dump, write_model=write_model,
             **workload, **with_inputs(how),
@@ -224,26 +231,13 @@ def plan(
 
 
 def cluster_of(
-    tp: int | None,
-    mesh: str | None,
-    hosts: int | None,
-    gpus_per_host: int | None,
-    ranks: int | None,
-    device: str,
+    hosts: int | None, gpus_per_host: int | None, ranks: int | None, device: str
 ) -> Cluster | None:
     """Return the hosts and GPUs to choose a mesh for; None if the mesh is given.
 
     Raises:
-        UsageError: not one way to say it was given; the device is unknown, or does not say how many
-            are in a host.
+        UsageError: the device is unknown, or does not say how many are in a host.
     """
-    if sum(given is not None for given in (tp, mesh, hosts, ranks)) != 1:
-        raise click.UsageError(
-            "give one of --tp, as in --tp 4; --mesh, as in --mesh dp=2,tp=4; or, to choose a mesh, "
-            "--ranks 8, or --hosts 2 --gpus-per-host 8"
-        )
-    if ranks is not None and gpus_per_host is not None:
-        raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     from shardwright.planner.devices.device import device as profile
     from shardwright.planner.search.meshes import Cluster
 

@@ -190,7 +190,7 @@ class Graph:
     kept: bool = False
     """Whether code reads attributes that an earlier run left."""
 
-    keeping: frozenset[str] = frozenset()
+    stateful: frozenset[str] = frozenset()
     """Modules that may do something else if they are called again with the same arguments."""
 
     draws: bool = False

@@ -91,11 +91,10 @@ def unpinned_problem(
     if earlier is not None and earlier.unpinned.splits == restrictions.splits:
         return earlier.unpinned
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
-    given = task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence, task.sub
-    states = States(*given)
-    given = task.axes, states, task.workload, task.caches, gathered
-    costs = Costs(task.graph, *given, copies=task.kept_copies)
-    network = build_network(task.graph, states, costs, task.rigid)
+    graph, axes, copies = task.graph, task.axes, task.kept_copies
+    states = States(graph, axes, task.tp, task.lookups, forbidden, task.sequence, task.sub)
+    costs = Costs(graph, axes, states, task.workload, task.caches, gathered, copies=copies)
+    network = build_network(graph, states, costs, task.rigid)
     return UnpinnedProblem(costs, network, restrictions.splits)
 
 

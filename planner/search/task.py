@@ -103,12 +103,12 @@ class Task:
     def recomputable(self) -> dict[str, int]:
         """Lists of blocks that can be computed again in the backward pass, with their lengths."""
         found = {path: len(blocks) for path, blocks in recomputable(self.source.module).items()}
-        return {path: n for path, n in found.items() if not self.keeping(path)}
+        return {path: n for path, n in found.items() if not self.stateful(path)}
 
-    def keeping(self, path: str) -> list[str]:
+    def stateful(self, path: str) -> list[str]:
         """Return the modules in a list of blocks that may do something else if they run again."""
         named = (n for n in self.traced_names if is_within(n, path))
-        return [n for n in named if self.traced_names[n] in self.graph.keeping]
+        return [n for n in named if self.traced_names[n] in self.graph.stateful]
 
     @cached_property
     def caches(self) -> bool:
@@ -147,8 +147,11 @@ class Task:
 
     @cached_property
     def kept_copies(self) -> Mapping[str, int] | None:
-        """Activation of the folded graph -> how many copies autograd keeps; None if not folded."""
-        if self.unfolded.graph is self.graph:
+        """Activation of the folded graph -> how many copies autograd keeps.
+
+        None if the graph is not folded, or nothing trains.
+        """
+        if self.unfolded.graph is self.graph or "train" not in self.workload.phases:
             return None
         graph, origin = self.unfolded.graph, self.unfolded.origin
         kept = kept_activations(graph, Recomputation(graph, self.workload.recomputed))

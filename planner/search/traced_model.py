@@ -241,11 +241,12 @@ class TracedModel:
         blocks = task.recomputable
         if isinstance(asked, Mapping):
             wrong = next((p for p, n in asked.items() if not 0 < n <= blocks.get(p, 0)), None)
-            for keeper in task.keeping(wrong) if wrong is not None else ():
+            stateful = [] if wrong is None else task.stateful(wrong)
+            if stateful:
                 raise UsageError(
-                    f"recompute: '{keeper:.80}' may do something else if it runs again for the "
-                    "backward pass, because it changes a buffer, what it is given, or an attribute "
-                    "that its next call reads: leave this list of blocks out"
+                    f"recompute: '{stateful[0]:.80}' may do something else if it runs again for "
+                    "the backward pass, because it changes a buffer, what it is given, or an "
+                    "attribute that its next call reads: leave this list of blocks out"
                 )
             if wrong is not None:
                 raise UsageError(

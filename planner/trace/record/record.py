@@ -90,7 +90,7 @@ class Record:
     kept: bool = False
     """Whether code reads attributes that an earlier run left."""
 
-    keeping: set[str] = field(default_factory=set)
+    stateful: set[str] = field(default_factory=set)
     """Modules that, called again with the same arguments, may do something else: they change
     buffers, attributes that their next call reads, or their arguments."""
 

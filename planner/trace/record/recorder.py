@@ -91,13 +91,13 @@ class _Recording:
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
+        self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
         self.top = top
         top.begin, top.end, top.around = self._begin, self._end, self.kept.around
 
     def run(self, opaque: Opaque) -> Record:
         """Make the calls, and return what was recorded."""
         recorder, functional = self.recorder, self.functional
-        self.state, self.wrapped = tree_map(functional.wrap, (self.stored, self.given))
         made = [
             run._replace(args=args, kwargs=kwargs)
             for run, (args, kwargs) in zip(self.runs, self.wrapped, strict=True)
@@ -179,8 +179,8 @@ class _Recording:
         self.kept.check()
         out.left, out.kept = bool(self.kept.left), bool(self.kept.read)
         replaced = (n for n, x in self.state.items() if within[f"root.{n}"] is not x)
-        out.keeping = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}
-        out.keeping |= self.entered.changing[any(run.training for run in self.runs)]
+        out.stateful = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}
+        out.stateful |= self.entered.changing[any(run.training for run in self.runs)]
 
     def _note_randomness(self, out: Record) -> None:
         """Note what is drawn, and whether anything is in evaluation mode."""

@@ -38,7 +38,8 @@ def with_other_lengths(source: Source, comparisons: Iterable[str]) -> Source | N
     for length, other in _lengths(source, {*comparisons}):
         fullest = next((r for r in plain if any(length in s for s in _shapes(r))), plain[-1])
         call = _resized(fullest, length, other)
-        calls += [call] if _shapes(call) not in there else []
+        if _shapes(call) not in there:
+            calls.append(call)
     if not calls:
         return None
     trained = in_training(calls) if any(run.training for run in source.further) else []

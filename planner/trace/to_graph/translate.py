@@ -96,7 +96,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
         translator.write(fqn, translator.name_of(tensor), producers)
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
     writes = (*record.written, *(use.fqn for use in trained(graph)))
-    graph.keeping = frozenset({*record.keeping, *(fqn.rpartition(".")[0] for fqn in writes)})
+    graph.stateful = frozenset({*record.stateful, *(fqn.rpartition(".")[0] for fqn in writes)})
     marks.logits = {translator.name_of(t) for t in record.scores}
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
