@@ -208,6 +208,8 @@ def read(
     if not (asked and all(type(n) is int for n in counts)):
         raise UsageError(f"recompute must be True, False or numbers of blocks, not {recompute!r}")
     phases = parse_phases(phase)
+    if recompute and "train" not in phases:
+        raise UsageError("recompute is for training: plan with phase 'train', or without it")
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long
     stage("read")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from shardwright.errors import InfeasibleError, ModelError, UsageError
@@ -28,6 +29,7 @@ from shardwright.planner.trace.runs.folded_trace import trace_folded
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
 from shardwright.planner.trace.trace import trace_model
+from shardwright.runtime.modules.recomputation import recomputable
 
 ROUNDS = 3
 """How often calls of other lengths are added: those added before may compare other numbers."""
@@ -238,23 +240,8 @@ class TracedModel:
         workload, asked = task.workload, self.recompute
         if asked is False or "train" not in workload.phases:
             return task
-        blocks = task.recomputable
-        if isinstance(asked, Mapping):
-            wrong = next((p for p, n in asked.items() if not 0 < n <= blocks.get(p, 0)), None)
-            stateful = [] if wrong is None else task.stateful(wrong)
-            if stateful:
-                raise UsageError(
-                    f"recompute: '{stateful[0]:.80}' may do something else if it runs again for "
-                    "the backward pass, because it changes a buffer, what it is given, or an "
-                    "attribute that its next call reads: leave this list of blocks out"
-                )
-            if wrong is not None:
-                raise UsageError(
-                    f"recompute: {wrong!r:.80} is no list of so many blocks that can be computed "
-                    f"again; there are {blocks or 'none'}"
-                )
-            blocks = dict(asked)
-        elif not blocks:
+        blocks = task.recomputable if asked is None else _recomputed(task, asked)
+        if not blocks:
             return task
 
         def computing(firsts: Mapping[str, int]) -> Task:
@@ -267,3 +254,31 @@ class TracedModel:
         if asked is None:
             return task if workload.recomputed else replace(task, recomputing=computing)
         return replace(task, workload=workload.model_copy(update={"recomputed": blocks}))
+
+
+def _recomputed(task: Task, asked: Mapping[str, int] | bool) -> dict[str, int]:
+    """Return the lists of blocks to compute again, with the number of blocks; True asks for all.
+
+    Raises:
+        UsageError: there are no such blocks, or not so many.
+    """
+    found = task.recomputable
+    firsts = dict(asked) if isinstance(asked, Mapping) else found
+    wrong = [path for path, n in firsts.items() if not 0 < n <= found.get(path, 0)]
+    if firsts and not wrong:
+        return firsts
+    lists = wrong or recomputable(task.source.module)
+    stateful = next(chain.from_iterable(map(task.stateful, lists)), None)
+    if stateful is not None:
+        raise UsageError(
+            f"recompute: '{stateful:.80}' may do something else if it runs again for the backward "
+            "pass, because it changes a buffer, what it is given, or an attribute that its next "
+            "call reads: leave this list of blocks out"
+        )
+    raise UsageError(
+        f"recompute: {wrong[0]!r:.80} is no list of so many blocks that can be computed again; "
+        f"there are {found or 'none'}"
+        if wrong
+        else "recompute: the model has no list of blocks that can be computed again (of "
+        "transformers' GradientCheckpointingLayer): plan without it"
+    )

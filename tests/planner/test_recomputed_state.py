@@ -84,6 +84,27 @@ class Appends(Block):
         return super().forward(x + sum(seen), seen)
 
 
+class Damped(nn.Module):
+    """Its code depends on data, so it is not traced."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        while x.norm().item() > 1e9:
+            x = x / 2
+        return x * (1 + 0.1 * self.calls)
+
+
+class CountsUntraced(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.damped = Damped()
+
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:
+        return super().forward(self.damped(x), seen)
+
+
 class Model(nn.Module):
     def __init__(self, block: type[Block]) -> None:
         super().__init__()
@@ -102,13 +123,14 @@ def made(block: type[Block]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "block", [Counts, Replaces, Numbers, Remembers, Normalizes, Appends], ids=lambda b: b.__name__
+    "block",
+    [Counts, Replaces, Numbers, CountsUntraced, Remembers, Normalizes, Appends],
+    ids=lambda b: b.__name__,
 )
-def test_state_is_kept_once(block: type[Block]) -> None:
-    found = planning.plan(made(block), recompute=True, **TRAINING)
-    assert not found.workload.recomputed
+@pytest.mark.parametrize("asked", [True, {"blocks": 2}], ids=["all", "two"])
+def test_state_is_kept_once(block: type[Block], asked: Any) -> None:
     with pytest.raises(UsageError, match=r"'blocks\..*may do something else if it runs again"):
-        planning.plan(made(block), recompute={"blocks": 2}, **TRAINING)
+        planning.plan(made(block), recompute=asked, **TRAINING)
 
 
 def test_what_no_call_reads_does_not_count() -> None:
@@ -131,6 +153,14 @@ def test_caches_given_by_position_are_left_out() -> None:
     for one in run_ranks(2, lambda mesh: compare(model, given, found, mesh, expected)):
         assert one.logits <= 1e-9
         assert one.gradients is not None and one.gradients <= 1e-9, one.worst
+
+
+def test_recomputation_that_does_nothing_is_refused() -> None:
+    model: Any = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)).double()
+    with pytest.raises(UsageError, match="no list of blocks that can be computed again"):
+        planning.plan(model, recompute=True, **TRAINING)
+    with pytest.raises(UsageError, match="recompute is for training"):
+        planning.plan(model, recompute=True, **TRAINING | {"phase": "prefill"})
 
 
 @pytest.mark.parametrize("wrong", [2, {"blocks": "2"}, {"blocks": 1.5}, "all"])

@@ -50,6 +50,7 @@ class Opaque:
         stood_in: Whether a number got a stand-in.
         branch_paths: The traced calls, with their answers to branches (see `branch_paths.py`).
         skips: Whether skippable code is traced as if it always ran.
+        stateful: Untraced modules whose calls change their attributes.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Opaque:
         self.root, self.branch_paths, self.skips = root, branch_paths, skips
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
+        self.stateful: set[str] = set()
         self._modes: list[bool] = []
         self._refuted: set[int] = set()
         """Runs that asked less than a run like it: nothing is taken from others any more."""
@@ -157,6 +159,7 @@ class Opaque:
             said = tuple(Object if is_own(v) else stated(v) for v in leaves)
             given = Given(said, objects.described(stated))
             result = self._result(self.alike[name], given, spec, objects, module.training)
+            self.stateful |= {name} if result.stateful else set()
             read = map(objects.parts.__getitem__, result.touched)
             tensors = [t for t in (*leaves, *state(module), *read) if isinstance(t, Tensor)]
             values = [*result.found, *(change.value for change in result.changes)]

@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from shardwright.planner.trace.data_queries.errors import FailsOnMadeUpData, NeedsData
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Change, Objects, Place, Watched
+from shardwright.planner.trace.state.attribute_contents import KeptContents
 from shardwright.planner.trace.trace_lock import exporting
 from shardwright.runtime.boundary.parametrized import values
 
@@ -67,12 +68,14 @@ class Outcome(NamedTuple):
         tree: The tree of the leaves.
         touched: Places of tensors in argument objects that the call reads or writes.
         changes: Changes of the argument objects.
+        stateful: Whether the call changes attributes of the module.
     """
 
     found: list[Any]
     tree: TreeSpec
     touched: list[Place]
     changes: list[Change]
+    stateful: bool
 
 
 def outcome(
@@ -170,7 +173,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     held = _held(real)
     taken = [*held, *(t for t in leaves if isinstance(t, Tensor))]
     versions = [t._version for t in taken]
-    watched = Watched(theirs)
+    attributes, watched = KeptContents(real), Watched(theirs)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
             found, out = tree_flatten(real(*args, **kwargs))
@@ -188,7 +191,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     if len(set(made)) < len(made) or not set(made).isdisjoint(map(_place, [*taken, *drawn])):
         raise NeedsData("it hands on what it is given")
     changed = [change._replace(value=_spec(change.value)) for change in changes]
-    return Outcome([_spec(v) for v in found], out, touched, changed)
+    return Outcome([_spec(v) for v in found], out, touched, changed, attributes.changed())
 
 
 def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> Any:

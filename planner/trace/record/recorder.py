@@ -114,6 +114,7 @@ class _Recording:
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)
             self._note_state(out, within)
+            out.stateful |= opaque.stateful
             self._note_randomness(out)
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()

@@ -30,6 +30,13 @@ class KeptContents:
         held = [v for m in root.modules() for k, v in vars(m).items() if k not in OF_TORCH]
         self._contents = Contents(held)
 
+    def changed(self) -> bool:
+        """Return whether attributes or contents are others now."""
+        return (
+            any(_differs(_plain_ones(module), before) for module, before in self._attributes)
+            or self._contents.changed()
+        )
+
     def restore(self) -> None:
         """Restore the attributes and contents."""
         for module, before in self._attributes:
@@ -45,6 +52,10 @@ class Contents:
 
     def __init__(self, values: list[Any]) -> None:
         self._before = [(value, _copied(value)) for value in _within(values)]
+
+    def changed(self) -> bool:
+        """Return whether a container or object holds something else now."""
+        return any(_differs(_contents(value), before) for value, before in self._before)
 
     def restore(self) -> None:
         """Restore the contents."""
@@ -93,10 +104,8 @@ def _copied(value: Any) -> Any:
 
 def _restore(value: Any, before: Any) -> None:
     """Restore the contents of `value` if they differ from `before`."""
-    now = value if isinstance(value, CONTAINERS) else vars(value)
-    if isinstance(now, set) and now == before:
-        return  # filling it again could change its iteration order
-    if len(now) == len(before) and (not before or all(map(is_, _parts(now), _parts(before)))):
+    now = _contents(value)
+    if not _differs(now, before):
         return
     kind = _kind(now)
     kind.clear(now)
@@ -107,6 +116,16 @@ def _restore(value: Any, before: Any) -> None:
         set.update(now, before)
     else:
         kind.extend(now, before)
+
+
+def _contents(value: Any) -> Any:
+    return value if isinstance(value, CONTAINERS) else vars(value)
+
+
+def _differs(now: Any, before: Any) -> bool:
+    if isinstance(now, set) and now == before:
+        return False  # filling it again could change its iteration order
+    return len(now) != len(before) or not all(map(is_, _parts(now), _parts(before)))
 
 
 def _kind(value: Any) -> Any:
