@@ -32,8 +32,10 @@ from torch import Tensor, nn
 from shardwright.errors import first_line
 
 TOKENS, EXPERTS = 5, 4
-MANY = 520
-"""Tokens with which code is tried that stops at a number of them, in narrow copies."""
+MANY = 16_392
+"""Most tokens with which code is tried that does something else from a number of them on."""
+WORK = 1 << 27
+"""Most tokens times elements of a copy, in such a try."""
 NARROW = 8
 """What the greatest common divisor of the features' sizes becomes: kernels want multiples of it."""
 LARGEST = 1 << 24
@@ -94,13 +96,16 @@ def fault(module: nn.Module, mixture: Mixture) -> str | None:
     elements = EXPERTS * sum(p.numel() for p in stacks) // mixture.count
     factors = [common // NARROW] * (common >= 2 * NARROW) + [1] * (elements <= LARGEST)
     text = "its experts are too large to be tried with random numbers"
+    ran = 0
     for factor, dtype in product(factors, TOLERANCE):
+        if ran and factor != ran:
+            break  # copies that are not narrow are tried with fewer tokens
         try:
             with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.device("cpu"):
                 found = _Probe(module, mixture, factor, dtype).fault()
             if found is None:
                 return None
-            text = found  # code that rounds to float32 itself may yet pass in float32
+            text, ran = found, factor  # code that rounds to float32 may yet pass in float32
         except Exception as error:  # whatever the model's code raises
             text = f"its code fails on random numbers: {first_line(error)}"
     return text
@@ -145,7 +150,7 @@ class _Probe:
     def _cases(self) -> Sequence[Pairs]:
         """Return tokens with random experts, and tokens, few and many, that share their experts."""
         elements = sum(self.values[name].numel() for name in self.mixture.parameters)
-        numbers = [TOKENS, *([MANY] if MANY * elements <= LARGEST else [])]
+        numbers = sorted({TOKENS, max(TOKENS, min(MANY, WORK // elements))})
         if self.mixture.experts is None:
             none = (torch.zeros(n, 0) for n in numbers)
             return [Pairs(self._drawn(len(x), self.count, self.width), x, x) for x in none]
