@@ -65,7 +65,7 @@ class KnownValues:
 
         `fake` computes the result without values.
         """
-        given = [*tensors_in((args, kwargs))]
+        given = tensors_in((args, kwargs))
         all_known = func in LIFTED or all(t in self for t in given)
         known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
         fixed = not known or (bool(given) and not any(t in self._varying for t in given))

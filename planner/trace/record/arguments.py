@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in arguments or results, in order. This runs for every op."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in arguments or results, in order. This runs for every op."""
+    out: list[Tensor] = []
+    _add_tensors((value,), out)
+    return out
+
+
+def _add_tensors(values: Iterable[Any], out: list[Tensor]) -> None:
+    for value in values:
+        if isinstance(value, Tensor):
+            out.append(value)
+        elif isinstance(value, (tuple, list)):
+            _add_tensors(value, out)
+        elif isinstance(value, dict):
+            _add_tensors(value.values(), out)
 
 
 def mapped(change: Callable[[Any], Any], value: Any, kinds: Any = Tensor) -> Any:

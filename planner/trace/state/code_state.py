@@ -55,7 +55,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
     """
     own = [(vars(m), n, v) for m in root.modules() for n, v in vars(m).items() if n not in OF_TORCH]
     code = [part for _, _, value in own for part in _code_in(value)]
-    reached = _reached(frozenset([*map(type, root.modules()), *code]), len(sys.modules))
+    reached = _reached(frozenset([*map(_class_of, root.modules()), *code]), len(sys.modules))
     slots = [*reached.slots, *(Slot(o, n) for o, n, v in own if isinstance(v, LruCache))]
     before = [(slot, slot.get()) for slot in slots]
     in_slots = [_function_of(value) for _, value in before]
@@ -91,7 +91,7 @@ def _code_in(value: Any) -> Iterator[Any]:
     if isinstance(value, MethodType):
         kind, function = type(value.__self__), value.__func__
         if getattr(kind, getattr(function, "__name__", ""), None) is function:
-            function = kind  # the same for all objects of a class
+            function = _class_of(value.__self__)  # the same for all objects of a class
         if isinstance(function, (type, *FUNCTIONS)) and not _of_library(function.__module__):
             yield function
     elif isinstance(value, FUNCTIONS):
@@ -99,6 +99,11 @@ def _code_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, (*CONTAINERS, tuple)):
         parts = dict.values(value) if isinstance(value, dict) else value
         yield from (part for part in islice(parts, LARGEST) if isinstance(part, FUNCTIONS))
+
+
+def _class_of(value: Any) -> type:
+    """Return the class of an object, or the one that it had before it was split."""
+    return getattr(type(value), "_shardwright_original", type(value))
 
 
 class Slot(NamedTuple):
