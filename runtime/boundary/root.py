@@ -324,6 +324,7 @@ def front_for(module: nn.Module) -> type:
     inner = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
     kinds = [kind for kind in type(module).__mro__ if kind.__module__ != nn.Module.__module__]
     members = [pair for kind in kinds for pair in vars(kind).items() if inspect.isfunction(pair[1])]
-    asked = names_in(method.__code__ for name, method in members if name != "__init__")
+    methods = [inspect.unwrap(method) for name, method in members if name != "__init__"]
+    asked = names_in(method.__code__ for method in methods if inspect.isfunction(method))
     asks = not inner.isdisjoint(asked)
     return LocalModule if own or asks else BoundaryModule

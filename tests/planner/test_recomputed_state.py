@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from benchmarks.compare import compare, reference
 from shardwright.errors import UsageError
-from tests import planning
+from tests import planning, zoo
 from tests.ranks import run_ranks
 
 WIDTH = 24
@@ -149,6 +149,19 @@ def test_caches_given_by_position_are_left_out() -> None:
     assert found.workload.recomputed == {"transformer.h": 2}
     ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
     given = {"input_ids": ids}  # the model makes a cache by default
+    expected = reference(model, given)
+    for one in run_ranks(2, lambda mesh: compare(model, given, found, mesh, expected)):
+        assert one.logits <= 1e-9
+        assert one.gradients is not None and one.gradients <= 1e-9, one.worst
+
+
+def test_users_turn_it_on() -> None:
+    """Blocks read a parameter of a module within them, in a forward that transformers wraps."""
+    config, model = zoo.build("lfm2")
+    model = model.double().train()
+    found = planning.plan(model, tp=2)
+    model.gradient_checkpointing_enable()
+    given = zoo.inputs("lfm2", config)
     expected = reference(model, given)
     for one in run_ranks(2, lambda mesh: compare(model, given, found, mesh, expected)):
         assert one.logits <= 1e-9

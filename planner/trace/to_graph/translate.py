@@ -245,7 +245,7 @@ class _Origins:
         return [call for i, call in enumerate(self.calls) if i in found]
 
 
-def _given(call: Call) -> Iterator[torch.Tensor]:
+def _given(call: Call) -> list[torch.Tensor]:
     return tensors_in((call.args, dict(call.kwargs)))
 
 
