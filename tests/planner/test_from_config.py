@@ -232,3 +232,10 @@ def test_padding_is_left_to_further_calls() -> None:
     found = [inputs.keys() for inputs in choices("wav2vec2")]
     assert found[0] == {"input_values"}
     assert any("attention_mask" in names for names in found)
+
+
+def test_masks_are_as_long_as_what_they_mask() -> None:
+    """Not as docs say: a length there is any, but this one is that of the frames."""
+    for inputs in choices("fun_asr_nano_encoder"):
+        if (mask := inputs["input_features_mask"]) is not None:
+            assert mask.shape[1] in inputs["input_features"].shape[1:]

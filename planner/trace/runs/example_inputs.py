@@ -45,7 +45,8 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
 
 def _choices(at: Subject) -> Iterator[list[str]]:
     """Yield names of arguments to make: those that are needed, then more."""
-    docs = documented(at)
+    # Masks are as long as what they mask, whatever docs say.
+    docs = {name: said for name, said in documented(at).items() if name not in BESIDE}
     known = [name for name in at.names if name in OPTIONS or name in docs]
     first = [name for name in known if name in at.needed or name in at.main] or [
         name for name in list(at.names)[:1] if name in OPTIONS
