@@ -31,14 +31,14 @@ from tests import planning, zoo
 from tests.planner.equal import weigh
 from tests.ranks import run_ranks
 
-FACTORS = (16, 8, 4, 2, 1)
+FACTORS = (16, 4, 1)
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers",
           "decoder_layers", "depth", "num_encoder_layers", "num_decoder_layers")  # fmt: skip
 WIDTHS = ("hidden_size", "intermediate_size", "d_model", "ffn_dim", "encoder_ffn_dim", "vocab_size",
           "decoder_ffn_dim", "embed_dim", "projection_dim", "d_ff", "dim", "mlp_dim",
           "moe_intermediate_size", "out_hidden_size", "shared_expert_intermediate_size",
           "encoder_hidden_size", "text_dim", "hidden_dim", "decoder_hidden_size")  # fmt: skip
-MOST = 1 << 25
+MOST = 80_000_000
 """Most parameters of a model that is compared."""
 
 Outcome = tuple[list[Tensor], dict[str, Tensor]]
