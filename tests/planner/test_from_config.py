@@ -239,3 +239,11 @@ def test_masks_are_as_long_as_what_they_mask() -> None:
     for inputs in choices("fun_asr_nano_encoder"):
         if (mask := inputs["input_features_mask"]) is not None:
             assert mask.shape[1] in inputs["input_features"].shape[1:]
+
+
+def test_prompts_are_above_images() -> None:
+    """Both together are as high as the config says."""
+    found = choices("seggpt")[0]
+    assert {name: tuple(t.shape) for name, t in found.items()} == {
+        name: (3, 3, 448, 448) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    }

@@ -48,6 +48,9 @@ With `PADDED`, patches are padded to a number for each image, with a mask. With 
 all images are next to each other in one long image.
 """
 
+PROMPTS = ("prompt_pixel_values", "prompt_masks")
+"""Arguments for images that the model puts above the one that it is asked about."""
+
 POSITIONS = "pixel_position_ids"
 """The argument for the column and row of each patch."""
 
@@ -69,6 +72,7 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
     """Yield patches and their grid, images, patches, and images of several frames or views."""
     yield from _patches(at, name)
     yield from _positioned(at, name)
+    yield from _below_prompts(at, name)
     said = [(config, size) for config in at.configs if (size := sides(config))]
     shapes = [
         *dict.fromkeys(
@@ -122,6 +126,14 @@ def _positioned(at: Subject, name: str) -> Iterator[Option]:
             places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
             pixels = at.floats(TRACE_BATCH, side * side, _colours(config) * patch * patch)
             yield {name: pixels, POSITIONS: places.expand(TRACE_BATCH, -1, -1)}
+
+
+def _below_prompts(at: Subject, name: str) -> Iterator[Option]:
+    """Yield images that are half as high as the config says, with prompts of the same size."""
+    for config in at.configs if {*PROMPTS} <= {*at.names} else ():
+        if size := sides(config):
+            shape = TRACE_BATCH, _colours(config), size[0] // 2, size[1]
+            yield {key: at.floats(*shape) for key in (name, *PROMPTS)}
 
 
 def _sounds(at: Subject, name: str) -> Iterator[Option]:
