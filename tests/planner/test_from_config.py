@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.model.source import read_source
+from shardwright.planner.trace.model.source import from_config, read_source
 from shardwright.planner.trace.runs.documented_shapes import as_documented, documented
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.example_inputs import example_inputs
@@ -247,3 +247,17 @@ def test_prompts_are_above_images() -> None:
     assert {name: tuple(t.shape) for name, t in found.items()} == {
         name: (3, 3, 448, 448) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
     }
+
+
+def test_views_of_cameras_and_a_state() -> None:
+    """Each sequence has an image token for each patch of its two views; the state is so wide."""
+    config = transformers.CONFIG_MAPPING["pi0"]()
+    config.architectures, vision = ["PI0ForConditionalGeneration"], config.vlm_config.vision_config
+    for part in (vision, config.vlm_config.text_config, config.dit_config):
+        part.num_hidden_layers = 1
+    inputs = example_call(from_config(config))
+    assert inputs["state"].shape == (3, config.max_state_dim)
+    assert inputs["pixel_values"].shape[:3] == (3, 2, 3)
+    assert inputs["pixel_attention_mask"].shape == (3, 2)
+    tokens = inputs["input_ids"] == config.vlm_config.image_token_id
+    assert tokens.sum(1).tolist() == [2 * (vision.image_size // vision.patch_size) ** 2] * 3

@@ -248,11 +248,13 @@ BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
 
 
 def options(at: Subject, name: str) -> Iterator[Option]:
-    """Yield what an argument may be: by its name, then as the docs say."""
+    """Yield what an argument may be: by its name, as docs say, or as wide as a config says."""
     if name in OPTIONS:
         yield from OPTIONS[name](at, name)
     elif (found := as_documented(at, name)) is not None:
         yield {name: found}
+    elif width := at.number(f"{name}_dim", f"max_{name}_dim"):
+        yield {name: at.floats(TRACE_BATCH, width)}
 
 
 def beside(names: Sequence[str], shape: Shape) -> Iterator[dict[str, Tensor | None]]:

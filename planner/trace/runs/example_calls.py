@@ -34,7 +34,7 @@ GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
 
 IDS, DECODER_IDS = "input_ids", "decoder_input_ids"
-PIXELS, SIZES = "pixel_values", "image_sizes"
+PIXELS, SIZES, VIEWS = "pixel_values", "image_sizes", "pixel_attention_mask"
 TYPES, PLACES = "mm_token_type_ids", "image_embeds_position_mask"
 """Arguments that say which tokens stand for images."""
 
@@ -144,14 +144,16 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
-    names, config = inspect.signature(module.forward).parameters, module.config
-    image = number(config, "image_token_id", "image_token_index")
+    names, at = inspect.signature(module.forward).parameters, Subject(module, _dtype(module))
+    image = at.number("image_token_id", "image_token_index")
+    needed = [option for name in at.needed for option in islice(options(at, name), 1)]
     for images in _images(module) if image or PLACES in names else ():
         count = _image_tokens(module, images)
         if count is None:
             continue
-        ids = _ids(config, image, count)
-        given = {IDS: ids, "attention_mask": torch.ones_like(ids), **images}
+        ids = _ids(module.config, image, count)
+        given = {k: v for option in needed for k, v in option.items()}
+        given |= {IDS: ids, "attention_mask": torch.ones_like(ids), **images}
         given |= _beside(module, _decodes(module))
         given[TYPES], given[PLACES] = (ids == (image or 0)).int(), ids == (image or 0)
         yield {name: value for name, value in given.items() if name in (*names, SWITCH)}
@@ -164,12 +166,16 @@ def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
         yield images
         if SIZES in at.names and len(images) == 1:
             yield {**images, SIZES: torch.tensor([images[PIXELS].shape[-2:]] * TRACE_BATCH)}
+        if VIEWS in at.names and images[PIXELS].dim() == 5:
+            yield {**images, VIEWS: torch.ones(images[PIXELS].shape[:2], dtype=torch.bool)}
 
 
 def _image_tokens(module: nn.Module, images: dict[str, Tensor]) -> int | None:
     """Return how many tokens stand for one image: as many as the model makes vectors of it."""
     given = {k: v.to("meta") for k, v in images.items()}
     found = made(module, _features, remember(images, given) or given)
+    if found is None and images[PIXELS].dim() == 5:  # it takes the views of all sequences in a row
+        found = made(module, _features, {PIXELS: given[PIXELS].flatten(0, 1)})
     rows = [t.numel() // t.shape[-1] for t in tree_leaves(found) if isinstance(t, Tensor)]
     return sum(rows) // TRACE_BATCH if rows else number(module.config, *TOKENS)
 
