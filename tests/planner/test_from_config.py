@@ -171,6 +171,29 @@ def test_inputs_that_are_read_are_taken_if_no_others_run() -> None:
     assert example_call(Reads().to("meta"))["pixel_values"].shape == (3, 3, 20, 20)
 
 
+class Reader(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values.new_tensor(max(values.flatten()[:2].tolist()))
+
+
+class ReadsPatches(Reads):
+    """Takes patches. It has read data before it sees how many dims its input has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.gain = Reader(), nn.Linear(48, 48)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        most = self.read(pixel_values)
+        _, _, width = pixel_values.shape
+        return self.gain(pixel_values) * most / width
+
+
+def test_of_inputs_that_are_read_those_are_taken_that_the_code_goes_on_with() -> None:
+    """Not images, with which it fails behind what it reads."""
+    assert example_call(ReadsPatches().to("meta"))["pixel_values"].shape == (3, 19, 48)
+
+
 def test_calls_that_the_code_refuses_are_not_traced() -> None:
     """Two towers are not called with text alone."""
     config = pair()

@@ -28,7 +28,7 @@ from shardwright.planner.trace.runs.package_calls import package_calls
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.subject import Subject, number
-from shardwright.planner.trace.runs.unused_modules import Trial, attempt
+from shardwright.planner.trace.runs.unused_modules import Trial, attempt, settles
 
 GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
@@ -71,15 +71,20 @@ def example_call(module: nn.Module) -> dict[str, Any]:
     """
     if not hasattr(getattr(module, "config", None), "to_dict") or _takes_text_alone(module):
         return text_inputs(module)
-    on_data: dict[str, Any] | None = None
+    on_data: dict[tuple[int, ...], tuple[dict[str, Any], Run]] = {}
     for inputs in islice(_candidates(module), MOST):
         meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        ended = attempt(module, Run("", (), remember(inputs, meta) or meta))
+        run = Run("", (), remember(inputs, meta) or meta)
+        ended = attempt(module, run)
         if ended is Trial.RUNS:
             return inputs
-        if ended is Trial.ON_DATA and on_data is None:
-            on_data = inputs
-    return on_data or text_inputs(module)
+        if ended is Trial.ON_DATA:
+            dims = tuple(v.dim() for v in inputs.values() if isinstance(v, Tensor))
+            on_data.setdefault(dims, (inputs, run))
+    found = [*on_data.values()]
+    if len(found) > 1:  # where the code reads data, it had not come to the end
+        found = [(inputs, run) for inputs, run in found if settles(module, run)] or found
+    return found[0][0] if found else text_inputs(module)
 
 
 def text_inputs(module: nn.Module) -> dict[str, Any]:
