@@ -284,3 +284,15 @@ def test_views_of_cameras_and_a_state() -> None:
     assert inputs["pixel_attention_mask"].shape == (3, 2)
     tokens = inputs["input_ids"] == config.vlm_config.image_token_id
     assert tokens.sum(1).tolist() == [2 * (vision.image_size // vision.patch_size) ** 2] * 3
+
+
+def test_images_are_looked_at_with_what_else_the_model_needs() -> None:
+    """An image becomes as many vectors as there are queries, which see a question as well."""
+    config = transformers.CONFIG_MAPPING["instructblip"](image_token_index=50265)
+    config.architectures = ["InstructBlipForConditionalGeneration"]
+    for part in (config.vision_config, config.qformer_config, config.text_config):
+        part.num_hidden_layers = 2
+    inputs = example_call(from_config(config))
+    tokens = inputs["input_ids"] == config.image_token_index
+    assert tokens.sum(1).tolist() == [config.num_query_tokens] * 3
+    assert inputs["qformer_input_ids"].shape == (3, 19)

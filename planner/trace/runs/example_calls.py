@@ -151,14 +151,14 @@ def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
     names, at = inspect.signature(module.forward).parameters, Subject(module, _dtype(module))
     image = at.number("image_token_id", "image_token_index")
-    needed = [option for name in at.needed for option in islice(options(at, name), 1)]
+    each = [option for name in at.needed for option in islice(options(at, name), 1)]
+    needed = {name: value for option in each for name, value in option.items()}
     for images in _images(module) if image or PLACES in names else ():
-        count = _image_tokens(module, images)
+        count = _image_tokens(module, images, needed)
         if count is None:
             continue
         ids = _ids(module.config, image, count)
-        given = {k: v for option in needed for k, v in option.items()}
-        given |= {IDS: ids, "attention_mask": torch.ones_like(ids), **images}
+        given = {**needed, IDS: ids, "attention_mask": torch.ones_like(ids), **images}
         given |= _beside(module, _decodes(module))
         given[TYPES], given[PLACES] = (ids == (image or 0)).int(), ids == (image or 0)
         yield {name: value for name, value in given.items() if name in (*names, SWITCH)}
@@ -175,8 +175,16 @@ def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
             yield {**images, VIEWS: torch.ones(images[PIXELS].shape[:2], dtype=torch.bool)}
 
 
-def _image_tokens(module: nn.Module, images: dict[str, Tensor]) -> int | None:
-    """Return how many tokens stand for one image: as many as the model makes vectors of it."""
+def _image_tokens(
+    module: nn.Module, images: dict[str, Tensor], beside: dict[str, Tensor]
+) -> int | None:
+    """Return how many tokens stand for one image: as many as the model makes vectors of it.
+
+    `beside` has what else the model needs, of which it may make them, too.
+    """
+    owner = next((part for part in module.modules() if hasattr(part, FEATURES)), None)
+    taken = inspect.signature(getattr(owner, FEATURES)).parameters if owner else ()
+    images = {**{name: value for name, value in beside.items() if name in taken}, **images}
     given = {k: v.to("meta") for k, v in images.items()}
     found = made(module, _features, remember(images, given) or given)
     if found is None and images[PIXELS].dim() == 5:  # it takes the views of all sequences in a row
