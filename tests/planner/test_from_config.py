@@ -296,3 +296,12 @@ def test_images_are_looked_at_with_what_else_the_model_needs() -> None:
     tokens = inputs["input_ids"] == config.image_token_index
     assert tokens.sum(1).tolist() == [config.num_query_tokens] * 3
     assert inputs["qformer_input_ids"].shape == (3, 19)
+
+
+def test_masks_that_must_be_given_may_have_values() -> None:
+    """Code reads off them how long sounds are: after a mask of which nothing is known, all ones."""
+    unknown, ones = (c["input_features_mask"] for c in choices("fun_asr_nano_encoder")[:2])
+    assert unknown.is_meta and unknown.shape == ones.shape
+    assert not ones.is_meta and ones.all()
+    assert all(c.get("attention_mask") is None or c["attention_mask"].is_meta
+               for c in choices("wav2vec2"))  # fmt: skip

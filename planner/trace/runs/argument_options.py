@@ -257,11 +257,20 @@ def options(at: Subject, name: str) -> Iterator[Option]:
         yield {name: at.floats(TRACE_BATCH, width)}
 
 
-def beside(names: Sequence[str], shape: Shape) -> Iterator[dict[str, Tensor | None]]:
-    """Yield what arguments may be beside a first argument of this shape: at last, nothing."""
+def beside(
+    names: Sequence[str], shape: Shape, needed: Sequence[str]
+) -> Iterator[dict[str, Tensor | None]]:
+    """Yield what arguments may be beside a first argument of this shape: at last, nothing.
+
+    A mask that must be given may also have values: code reads how long it is.
+    """
     for row in dict.fromkeys((shape[:2], (shape[0], shape[-1]))):
         if any(name in BESIDE for name in names):
-            yield {name: _beside(name, row) for name in names}
+            found = {name: _beside(name, row) for name in names}
+            yield found
+            if any(name in BESIDE for name in needed):
+                yield {n: t if t is None else torch.ones_like(t, device="cpu")
+                       for n, t in found.items()}  # fmt: skip
     yield dict.fromkeys(names)
 
 

@@ -39,7 +39,7 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
         for names in {tuple(names): 0 for names in (rest, unpadded, more)}:
             for parts in product(*each):
                 given: dict[str, Any] = {k: v for part in parts for k, v in part.items()}
-                for values in beside(names, tuple(given[chosen[0]].shape)):
+                for values in beside(names, tuple(given[chosen[0]].shape), at.needed):
                     yield {**given, **values}
 
 
