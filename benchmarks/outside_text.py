@@ -3,6 +3,7 @@
     python -m benchmarks.outside_text --made              only makes inputs, which is quicker
     python -m benchmarks.outside_text --tp 2 clip vit     plans some
     python -m benchmarks.outside_text --part 1/8 --json FILE
+    python -m benchmarks.outside_text --equal clip         compares small models (outside_equal.py)
 
 Of each model type one class of the auto mappings is taken, the one with the fullest task. Prints a
 row for each; a model that its own default config cannot build is "not built". Exits with 1 if an
@@ -21,6 +22,7 @@ import torch
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
+from benchmarks.outside_equal import compared
 from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError
@@ -40,17 +42,25 @@ TASKS = (
 @click.argument("names", nargs=-1)
 @click.option("--tp", default=2, show_default=True, help="Ranks to plan for.")
 @click.option("--made", is_flag=True, help="Only make inputs.")
+@click.option("--equal", is_flag=True, help="Compare small models with the unsharded ones.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the model types.")
 @click.option("--limit", default=150.0, show_default=True, help="Seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
 def main(
-    names: tuple[str, ...], tp: int, made: bool, part: str, limit: float, path: Path | None
+    names: tuple[str, ...],
+    tp: int,
+    made: bool,
+    equal: bool,
+    part: str,
+    limit: float,
+    path: Path | None,
 ) -> None:
     """Plan what transformers has outside text."""
     k, n = map(int, part.split("/"))
     jobs = [(cls, kind) for kind, cls in classes().items() if not names or kind in names]
     jobs = jobs[k - 1 :: n]
-    found = sweep(jobs, 1, partial(planned, made, tp), 1, limit)
+    row = partial(equal_row, tp) if equal else partial(planned, made, tp)
+    found = sweep(jobs, 1, row, 1, limit)
     counts = printed(found, "planning", len(jobs), path)
     sys.exit(1 if counts["failed"] else 0)
 
@@ -90,6 +100,13 @@ def planned(made: bool, tp: int, cls: str, kind: str, rank: int, ranks: int, mes
             row |= {"verdict": "planned", "share": round(held / whole, 3)}
     except ShardwrightError as error:
         row |= {"verdict": "refused", "why": repr(error)[:300]}
+    return row | {"seconds": round(time.process_time() - begun, 1)}
+
+
+def equal_row(tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -> Row:
+    """Return the row of a small model of a type, compared with the unsharded one."""
+    begun = time.process_time()
+    row: Row = {"kind": cls, "name": kind, **compared(kind, cls, tp)}
     return row | {"seconds": round(time.process_time() - begun, 1)}
 
 

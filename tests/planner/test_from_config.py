@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.model.source import read_source
+from shardwright.planner.trace.model.source import from_config, read_source
 from shardwright.planner.trace.runs.documented_shapes import as_documented, documented
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.example_inputs import example_inputs
@@ -171,6 +171,29 @@ def test_inputs_that_are_read_are_taken_if_no_others_run() -> None:
     assert example_call(Reads().to("meta"))["pixel_values"].shape == (3, 3, 20, 20)
 
 
+class Reader(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values.new_tensor(max(values.flatten()[:2].tolist()))
+
+
+class ReadsPatches(Reads):
+    """Takes patches. It has read data before it sees how many dims its input has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.gain = Reader(), nn.Linear(48, 48)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        most = self.read(pixel_values)
+        _, _, width = pixel_values.shape
+        return self.gain(pixel_values) * most / width
+
+
+def test_of_inputs_that_are_read_those_are_taken_that_the_code_goes_on_with() -> None:
+    """Not images, with which it fails behind what it reads."""
+    assert example_call(ReadsPatches().to("meta"))["pixel_values"].shape == (3, 19, 48)
+
+
 def test_calls_that_the_code_refuses_are_not_traced() -> None:
     """Two towers are not called with text alone."""
     config = pair()
@@ -232,3 +255,53 @@ def test_padding_is_left_to_further_calls() -> None:
     found = [inputs.keys() for inputs in choices("wav2vec2")]
     assert found[0] == {"input_values"}
     assert any("attention_mask" in names for names in found)
+
+
+def test_masks_are_as_long_as_what_they_mask() -> None:
+    """Not as docs say: a length there is any, but this one is that of the frames."""
+    for inputs in choices("fun_asr_nano_encoder"):
+        if (mask := inputs["input_features_mask"]) is not None:
+            assert mask.shape[1] in inputs["input_features"].shape[1:]
+
+
+def test_prompts_are_above_images() -> None:
+    """Both together are as high as the config says."""
+    found = choices("seggpt")[0]
+    assert {name: tuple(t.shape) for name, t in found.items()} == {
+        name: (3, 3, 448, 448) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    }
+
+
+def test_views_of_cameras_and_a_state() -> None:
+    """Each sequence has an image token for each patch of its two views; the state is so wide."""
+    config = transformers.CONFIG_MAPPING["pi0"]()
+    config.architectures, vision = ["PI0ForConditionalGeneration"], config.vlm_config.vision_config
+    for part in (vision, config.vlm_config.text_config, config.dit_config):
+        part.num_hidden_layers = 1
+    inputs = example_call(from_config(config))
+    assert inputs["state"].shape == (3, config.max_state_dim)
+    assert inputs["pixel_values"].shape[:3] == (3, 2, 3)
+    assert inputs["pixel_attention_mask"].shape == (3, 2)
+    tokens = inputs["input_ids"] == config.vlm_config.image_token_id
+    assert tokens.sum(1).tolist() == [2 * (vision.image_size // vision.patch_size) ** 2] * 3
+
+
+def test_images_are_looked_at_with_what_else_the_model_needs() -> None:
+    """An image becomes as many vectors as there are queries, which see a question as well."""
+    config = transformers.CONFIG_MAPPING["instructblip"](image_token_index=50265)
+    config.architectures = ["InstructBlipForConditionalGeneration"]
+    for part in (config.vision_config, config.qformer_config, config.text_config):
+        part.num_hidden_layers = 2
+    inputs = example_call(from_config(config))
+    tokens = inputs["input_ids"] == config.image_token_index
+    assert tokens.sum(1).tolist() == [config.num_query_tokens] * 3
+    assert inputs["qformer_input_ids"].shape == (3, 19)
+
+
+def test_masks_that_must_be_given_may_have_values() -> None:
+    """Code reads off them how long sounds are: after a mask of which nothing is known, all ones."""
+    unknown, ones = (c["input_features_mask"] for c in choices("fun_asr_nano_encoder")[:2])
+    assert unknown.is_meta and unknown.shape == ones.shape
+    assert not ones.is_meta and ones.all()
+    assert all(c.get("attention_mask") is None or c["attention_mask"].is_meta
+               for c in choices("wav2vec2"))  # fmt: skip

@@ -16,6 +16,8 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.runs.trace_runs import trace
 from shardwright.planner.trace.sizes.expressions import attributes_of, evaluate, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
+from tests import planning
+from tests.planner.equal import assert_equal
 from tests.planner.mlps import WIDTH, InverseSize
 from tests.planner.modules import (
     HEADS,
@@ -181,3 +183,24 @@ def test_integers_that_remember_are_ints() -> None:
     assert isinstance(negative, SourcedInt)
     assert negative.expression == ("-", ("constant", 0), ("attribute", "m", "h", 4))
     assert type(n & 1) is int and n / 8 == 0.5
+
+
+class Merging(nn.Module):
+    """Puts as many rows side by side as `side` says; how many groups there are, a tensor says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side, self.up, self.down = 2, nn.Linear(8, 16), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        groups, side = rows[0] // self.side, self.side
+        y = self.up(x).reshape(side, groups, 16).transpose(0, 1)
+        return self.down(y.reshape(groups, side * 16))
+
+
+def test_sizes_beside_tensors_are_those_of_their_places() -> None:
+    """`side` is the first of three sizes, although `groups` is a tensor, not the first of two."""
+    inputs = torch.randn(38, 8, dtype=torch.float64), torch.tensor([38])
+    module = Merging().double()
+    plan = planning.plan(module, 2, args=inputs)
+    assert_equal(module, lambda _b, _t: inputs, plan)

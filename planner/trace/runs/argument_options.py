@@ -48,6 +48,9 @@ With `PADDED`, patches are padded to a number for each image, with a mask. With 
 all images are next to each other in one long image.
 """
 
+PROMPTS = ("prompt_pixel_values", "prompt_masks")
+"""Arguments for images that the model puts above the one that it is asked about."""
+
 POSITIONS = "pixel_position_ids"
 """The argument for the column and row of each patch."""
 
@@ -69,6 +72,7 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
     """Yield patches and their grid, images, patches, and images of several frames or views."""
     yield from _patches(at, name)
     yield from _positioned(at, name)
+    yield from _below_prompts(at, name)
     said = [(config, size) for config in at.configs if (size := sides(config))]
     shapes = [
         *dict.fromkeys(
@@ -122,6 +126,14 @@ def _positioned(at: Subject, name: str) -> Iterator[Option]:
             places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
             pixels = at.floats(TRACE_BATCH, side * side, _colours(config) * patch * patch)
             yield {name: pixels, POSITIONS: places.expand(TRACE_BATCH, -1, -1)}
+
+
+def _below_prompts(at: Subject, name: str) -> Iterator[Option]:
+    """Yield images that are half as high as the config says, with prompts of the same size."""
+    for config in at.configs if {*PROMPTS} <= {*at.names} else ():
+        if size := sides(config):
+            shape = TRACE_BATCH, _colours(config), size[0] // 2, size[1]
+            yield {key: at.floats(*shape) for key in (name, *PROMPTS)}
 
 
 def _sounds(at: Subject, name: str) -> Iterator[Option]:
@@ -236,18 +248,29 @@ BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
 
 
 def options(at: Subject, name: str) -> Iterator[Option]:
-    """Yield what an argument may be: by its name, then as the docs say."""
+    """Yield what an argument may be: by its name, as docs say, or as wide as a config says."""
     if name in OPTIONS:
         yield from OPTIONS[name](at, name)
     elif (found := as_documented(at, name)) is not None:
         yield {name: found}
+    elif width := at.number(f"{name}_dim", f"max_{name}_dim"):
+        yield {name: at.floats(TRACE_BATCH, width)}
 
 
-def beside(names: Sequence[str], shape: Shape) -> Iterator[dict[str, Tensor | None]]:
-    """Yield what arguments may be beside a first argument of this shape: at last, nothing."""
+def beside(
+    names: Sequence[str], shape: Shape, needed: Sequence[str]
+) -> Iterator[dict[str, Tensor | None]]:
+    """Yield what arguments may be beside a first argument of this shape: at last, nothing.
+
+    A mask that must be given may also have values: code reads how long it is.
+    """
     for row in dict.fromkeys((shape[:2], (shape[0], shape[-1]))):
         if any(name in BESIDE for name in names):
-            yield {name: _beside(name, row) for name in names}
+            found = {name: _beside(name, row) for name in names}
+            yield found
+            if any(name in BESIDE for name in needed):
+                yield {n: t if t is None else torch.ones_like(t, device="cpu")
+                       for n, t in found.items()}  # fmt: skip
     yield dict.fromkeys(names)
 
 

@@ -28,13 +28,13 @@ from shardwright.planner.trace.runs.package_calls import package_calls
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.subject import Subject, number
-from shardwright.planner.trace.runs.unused_modules import Trial, attempt
+from shardwright.planner.trace.runs.unused_modules import Trial, attempt, settles
 
 GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
 
 IDS, DECODER_IDS = "input_ids", "decoder_input_ids"
-PIXELS, SIZES = "pixel_values", "image_sizes"
+PIXELS, SIZES, VIEWS = "pixel_values", "image_sizes", "pixel_attention_mask"
 TYPES, PLACES = "mm_token_type_ids", "image_embeds_position_mask"
 """Arguments that say which tokens stand for images."""
 
@@ -71,15 +71,20 @@ def example_call(module: nn.Module) -> dict[str, Any]:
     """
     if not hasattr(getattr(module, "config", None), "to_dict") or _takes_text_alone(module):
         return text_inputs(module)
-    on_data: dict[str, Any] | None = None
+    on_data: dict[tuple[int, ...], tuple[dict[str, Any], Run]] = {}
     for inputs in islice(_candidates(module), MOST):
         meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        ended = attempt(module, Run("", (), remember(inputs, meta) or meta))
+        run = Run("", (), remember(inputs, meta) or meta)
+        ended = attempt(module, run)
         if ended is Trial.RUNS:
             return inputs
-        if ended is Trial.ON_DATA and on_data is None:
-            on_data = inputs
-    return on_data or text_inputs(module)
+        if ended is Trial.ON_DATA:
+            dims = tuple(v.dim() for v in inputs.values() if isinstance(v, Tensor))
+            on_data.setdefault(dims, (inputs, run))
+    found = [*on_data.values()]
+    if len(found) > 1:  # where the code reads data, it had not come to the end
+        found = [(inputs, run) for inputs, run in found if settles(module, run)] or found
+    return found[0][0] if found else text_inputs(module)
 
 
 def text_inputs(module: nn.Module) -> dict[str, Any]:
@@ -144,14 +149,16 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
-    names, config = inspect.signature(module.forward).parameters, module.config
-    image = number(config, "image_token_id", "image_token_index")
+    names, at = inspect.signature(module.forward).parameters, Subject(module, _dtype(module))
+    image = at.number("image_token_id", "image_token_index")
+    each = [option for name in at.needed for option in islice(options(at, name), 1)]
+    needed = {name: value for option in each for name, value in option.items()}
     for images in _images(module) if image or PLACES in names else ():
-        count = _image_tokens(module, images)
+        count = _image_tokens(module, images, needed)
         if count is None:
             continue
-        ids = _ids(config, image, count)
-        given = {IDS: ids, "attention_mask": torch.ones_like(ids), **images}
+        ids = _ids(module.config, image, count)
+        given = {**needed, IDS: ids, "attention_mask": torch.ones_like(ids), **images}
         given |= _beside(module, _decodes(module))
         given[TYPES], given[PLACES] = (ids == (image or 0)).int(), ids == (image or 0)
         yield {name: value for name, value in given.items() if name in (*names, SWITCH)}
@@ -164,12 +171,24 @@ def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
         yield images
         if SIZES in at.names and len(images) == 1:
             yield {**images, SIZES: torch.tensor([images[PIXELS].shape[-2:]] * TRACE_BATCH)}
+        if VIEWS in at.names and images[PIXELS].dim() == 5:
+            yield {**images, VIEWS: torch.ones(images[PIXELS].shape[:2], dtype=torch.bool)}
 
 
-def _image_tokens(module: nn.Module, images: dict[str, Tensor]) -> int | None:
-    """Return how many tokens stand for one image: as many as the model makes vectors of it."""
+def _image_tokens(
+    module: nn.Module, images: dict[str, Tensor], beside: dict[str, Tensor]
+) -> int | None:
+    """Return how many tokens stand for one image: as many as the model makes vectors of it.
+
+    `beside` has what else the model needs, of which it may make them, too.
+    """
+    owner = next((part for part in module.modules() if hasattr(part, FEATURES)), None)
+    taken = inspect.signature(getattr(owner, FEATURES)).parameters if owner else ()
+    images = {**{name: value for name, value in beside.items() if name in taken}, **images}
     given = {k: v.to("meta") for k, v in images.items()}
     found = made(module, _features, remember(images, given) or given)
+    if found is None and images[PIXELS].dim() == 5:  # it takes the views of all sequences in a row
+        found = made(module, _features, {PIXELS: given[PIXELS].flatten(0, 1)})
     rows = [t.numel() // t.shape[-1] for t in tree_leaves(found) if isinstance(t, Tensor)]
     return sum(rows) // TRACE_BATCH if rows else number(module.config, *TOKENS)
 

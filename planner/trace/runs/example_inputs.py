@@ -39,13 +39,14 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
         for names in {tuple(names): 0 for names in (rest, unpadded, more)}:
             for parts in product(*each):
                 given: dict[str, Any] = {k: v for part in parts for k, v in part.items()}
-                for values in beside(names, tuple(given[chosen[0]].shape)):
+                for values in beside(names, tuple(given[chosen[0]].shape), at.needed):
                     yield {**given, **values}
 
 
 def _choices(at: Subject) -> Iterator[list[str]]:
     """Yield names of arguments to make: those that are needed, then more."""
-    docs = documented(at)
+    # Masks are as long as what they mask, whatever docs say.
+    docs = {name: said for name, said in documented(at).items() if name not in BESIDE}
     known = [name for name in at.names if name in OPTIONS or name in docs]
     first = [name for name in known if name in at.needed or name in at.main] or [
         name for name in list(at.names)[:1] if name in OPTIONS

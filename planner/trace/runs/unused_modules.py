@@ -127,6 +127,14 @@ def attempt(root: nn.Module, run: Run) -> Trial:
     return ended
 
 
+def settles(root: nn.Module, run: Run) -> bool:
+    """Return whether `run` comes to its end if modules that depend on data are not traced."""
+    with suppress(Exception), shortened(root, find_stacks(root)):  # the code may raise anything
+        _used(root, run)
+        return True
+    return False
+
+
 def _used(root: nn.Module, run: Run) -> set[str]:
     """Return the modules that run, and all modules inside one that depends on data."""
     opaque = Opaque(root)

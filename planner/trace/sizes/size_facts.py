@@ -34,10 +34,17 @@ def sizes_given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[l
         dim = args[1] if len(args) > 1 else kwargs["dim"]
         sizes = list(named[0] if named else args[2])
         return sizes, dim % (out.dim() - len(sizes) + 1)
-    given = [v for v in [*args, *named] if isinstance(v, (Integral, tuple, list))]
+    given = [v for i, v in enumerate([*args, *named]) if _is_size(v, first=i == 0)]
     listed = next((v for v in given if isinstance(v, (tuple, list))), None)
     sizes = given if listed is None else list(listed)  # a number after a list is no size
     return sizes, out.dim() - len(sizes)  # expand adds dims on the left
+
+
+def _is_size(value: Any, first: bool) -> bool:
+    """Return whether an argument is a size or a list of sizes. A first tensor is what gets them."""
+    return isinstance(value, (Integral, tuple, list)) or (
+        isinstance(value, torch.Tensor) and not first and value.dim() == 0
+    )
 
 
 def of_classes(out: Any, x: Any, num_classes: int = -1) -> list[SizeFact]:

@@ -1,0 +1,181 @@
+"""Compares a small split model with the unsharded one, planned from its config without inputs.
+
+Of an architecture outside text, the first small config is taken whose model runs on the CPU. All
+floating outputs and all gradients are compared, on ranks that are threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import CONFIG_MAPPING
+
+from benchmarks.compare import differences
+from benchmarks.zoo import Row
+from benchmarks.zoo_case import CASTS, EXACT, SINGLE, Casts
+from shardwright.errors import ShardwrightError
+from shardwright.planner.on_ranks.numeric import random_model
+from shardwright.planner.trace.model.source import from_config
+from shardwright.planner.trace.runs.example_calls import example_call
+from shardwright.runtime.api import apply
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
+from tests import planning, zoo
+from tests.planner.equal import weigh
+from tests.ranks import run_ranks
+
+FACTORS = (16, 4, 1)
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers",
+          "decoder_layers", "depth", "num_encoder_layers", "num_decoder_layers")  # fmt: skip
+WIDTHS = ("hidden_size", "intermediate_size", "d_model", "ffn_dim", "encoder_ffn_dim", "vocab_size",
+          "decoder_ffn_dim", "embed_dim", "projection_dim", "d_ff", "dim", "mlp_dim",
+          "moe_intermediate_size", "out_hidden_size", "shared_expert_intermediate_size",
+          "encoder_hidden_size", "text_dim", "hidden_dim", "decoder_hidden_size")  # fmt: skip
+MOST = 80_000_000
+"""Most parameters of a model that is compared."""
+
+Outcome = tuple[list[Tensor], dict[str, Tensor]]
+"""Floating outputs, and gradients by parameter."""
+
+
+def compared(kind: str, cls: str, tp: int) -> Row:
+    """Return the row of a model type: how far its outputs and gradients are off."""
+    found = _small(kind, cls)
+    if found is None:
+        return {"verdict": "no small model"}
+    config, model, given, want, tolerance = found
+    size = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
+    dtype = next(p.dtype for p in model.parameters())
+    try:
+        plan = planning.proven(config, tp, dtype=str(dtype).removeprefix("torch."))
+        ranks = run_ranks(tp, lambda mesh: _split(model, plan, mesh, given))
+    except ShardwrightError as error:
+        return size | {"verdict": "refused", "why": repr(error)[:300]}
+    except Exception as error:
+        return size | {"verdict": "raw", "why": repr(error)[:300]}
+    share = plan.predicted.parameter_bytes[0] / plan.predicted.unsharded_bytes
+    outputs = max(_outputs_apart(got, want[0]) for got, _ in ranks)
+    grads = {n: g for n, g in want[1].items() if g.isfinite().all()}
+    apart = [differences(got, grads) for _, got in ranks]
+    worst, gradients = max(
+        ((n, v) for each in apart for n, v in each.items()), default=("", 0.0),
+        key=lambda one: (one[1] != one[1], one[1]),
+    )  # fmt: skip
+    row = size | {"share": round(share, 3), "outputs": outputs, "gradients": gradients}
+    row |= {"compared": len(grads), "worst": worst}
+    right = outputs <= tolerance and gradients <= tolerance  # NaN is wrong
+    return row | {"verdict": "equal" if right else "wrong"}
+
+
+def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome, float] | None:
+    """Return the first config that runs, its model, inputs, outcome, and the tolerance."""
+    for config in _configs(kind):
+        config.architectures = [cls]
+        for dtype in (torch.float64, torch.float32):
+            try:
+                meta = from_config(config)
+                if sum(p.numel() for p in meta.parameters()) > MOST:
+                    break
+                model = random_model(config, dtype)
+                given = _values(example_call(meta), config, dtype)
+                with Casts(dtype) as casts:
+                    want = _step(copy.deepcopy(model), given)
+            except Exception:  # sizes do not fit together, or the code mixes dtypes
+                continue
+            single = dtype == torch.float32
+            return config, model, given, want, SINGLE if single else CASTS if casts.found else EXACT
+    return None
+
+
+def _configs(kind: str) -> Iterator[Any]:
+    """Yield configs of small models: of the zoo's sizes, then with divided widths and 2 layers."""
+    with suppress(Exception):  # a config need not take the zoo's sizes
+        yield zoo._make(CONFIG_MAPPING[kind])
+    for factor in FACTORS:
+        config = CONFIG_MAPPING[kind]()
+        for part in _parts(config):
+            for name, value in list(vars(part).items()):
+                if type(value) is int and name in LAYERS:
+                    setattr(part, name, min(value, 2))
+                elif type(value) is int and name in WIDTHS and value % factor == 0:
+                    setattr(part, name, value // factor)
+                elif isinstance(value, list) and len(value) > 4 and name.endswith("types"):
+                    setattr(part, name, value[:2])
+        yield config
+
+
+def _parts(config: Any) -> list[Any]:
+    """Return a config and those nested in it."""
+    found = [config]
+    for part in found:
+        found += [v for v in vars(part).values() if hasattr(v, "to_dict") and v not in found]
+    return found
+
+
+def _values(example: dict[str, Any], config: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """Return an example call with numbers: random ones where it has none."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [getattr(part, "vocab_size", None) for part in _parts(config)]
+    vocabulary = min((n for n in sizes if type(n) is int and n > 2), default=3)
+    special = {v for part in _parts(config) for k, v in vars(part).items() if "token" in k}
+    text = [n for n in range(2, min(vocabulary, 64)) if n not in special] or [1]
+
+    def made(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.device.type != "meta":
+            return value
+        if value.is_floating_point():
+            return torch.randn(value.shape, generator=generator, dtype=dtype)
+        if value.dtype == torch.bool or "mask" in name:
+            return torch.ones(value.shape, dtype=value.dtype)
+        most = len(text) if name.endswith("ids") else 2
+        drawn = torch.randint(most, value.shape, generator=generator)
+        return torch.tensor(text)[drawn] if name.endswith("input_ids") else drawn % 2
+
+    return {name: made(name, value) for name, value in example.items()}
+
+
+def _step(model: nn.Module, given: dict[str, Any]) -> Outcome:
+    """Return all floating outputs, and the gradients of a weighting of them."""
+    torch.manual_seed(0)
+    output = model(**copy.deepcopy(given))
+    found = [t for t in tree_leaves(_plain(output)) if isinstance(t, Tensor)]
+    found = [t for t in found if t.is_floating_point()]
+    if any(t.requires_grad for t in found):
+        weigh(found).backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [t.detach() for t in found], grads
+
+
+def _plain(output: Any) -> Any:
+    return dict(output) if hasattr(output, "to_tuple") else output
+
+
+def _split(model: nn.Module, plan: Any, mesh: Mesh, given: dict[str, Any]) -> Outcome:
+    local = apply(copy.deepcopy(model), plan, mesh)
+    outputs, grads = _step(local, given)
+    return outputs, full_tensors(local, grads)
+
+
+def _outputs_apart(got: list[Tensor], want: list[Tensor]) -> float:
+    """Return the largest difference, as a share of the largest number of its tensor, or of 1."""
+    if [t.shape for t in got] != [t.shape for t in want]:
+        return math.inf
+    apart = 0.0
+    for a, b in zip(got, want, strict=True):
+        scale = max(_largest(b), 1.0)
+        same = (a == b) | (a.isnan() & b.isnan())
+        off = torch.where(same, 0.0, (a - b).abs()).double()
+        apart = max(apart, float(off.nan_to_num(math.inf).max()) / scale if off.numel() else 0.0)
+    return apart
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[values.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
