@@ -193,6 +193,7 @@ class _Recording:
         """Note the tensors that code looks at otherwise than by ops, and flags made of data."""
         entered, kept = self.entered, self.kept
         out.cut += self.recorder.cut
+        out.by_reads = self.recorder.by_reads
         reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
         out.seen += seen_by(reads, self.recorder.calls)
         out.flags_from_data = entered.given_numbers()
