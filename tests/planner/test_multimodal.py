@@ -38,7 +38,7 @@ WRITES = {"llava", "qwen2_vl", "qwen2_5_vl", "whisper"}
 EMBEDS = {"llava", "qwen2_vl", "qwen2_5_vl", "musicgen"}
 """Embeddings are given in place of tokens, too: where images go is then asked of them."""
 
-BY_VALUE = {"qwen2_vl", "qwen2_5_vl"}
+BY_VALUE = {"qwen2_vl", "qwen2_5_vl", "idefics3"}
 """They compute sizes from values of their inputs."""
 
 
@@ -81,12 +81,9 @@ def embedded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "inputs_embeds": table[inputs["input_ids"]]}
 
 
-@pytest.mark.parametrize("name", [long(n) if n in LONG else n for n in MODELS if n != "idefics3"])
+@pytest.mark.parametrize("name", [long(n) if n in LONG else n for n in MODELS])
 def test_split_and_equal(name: str) -> None:
-    """With another batch and length than was traced, and images of other sizes.
-
-    (idefics3 stays whole.)
-    """
+    """With another batch and length than was traced, and images of other sizes."""
     model, inputs, found = planned(name)
     note = "like those that it was given"
     assert (note in found.solver.note) == (name in BY_VALUE)
@@ -146,6 +143,19 @@ def test_generate_with_a_cache(name: str, given: bool) -> None:
         assert all(map(torch.equal, got, want))
 
 
+def test_images_of_zeros_are_padding() -> None:
+    """The plan is for one image in each sequence; here they have two, one and none."""
+    model, inputs, found = planned("idefics3")
+    given = inputs(3, 19)
+    images = torch.randn(3, 2, 3, 24, 24, dtype=torch.float64)
+    images[1, 1] = images[2] = 0
+    given["input_ids"][0, 11:20], given["input_ids"][2, 2:11] = IMAGE, 20
+    given["pixel_values"] = images
+    want = model(**given).logits
+    for got in run_ranks(2, lambda m: apply(copy.deepcopy(model), found, m)(**given).logits):
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=1e-9)
+
+
 def test_inputs_with_an_image_are_made_from_the_config() -> None:
     for name, tokens, marks in (("llava", 25, 0), ("qwen2_vl", 16, 2), ("paligemma", 25, 0)):
         model, _ = MODELS[name]()
@@ -185,6 +195,23 @@ def test_unknown_inputs_are_named() -> None:
     )
     with pytest.raises(ModelError, match=text):
         example_call(Odd())
+
+
+def test_a_model_with_several_main_inputs() -> None:
+    """As OneFormer names them."""
+
+    class Two(nn.Module):
+        config, main_input_name = transformers.ViTConfig(), ["pixel_values", "task_inputs"]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, pixel_values: Tensor, task_inputs: Tensor) -> Tensor:
+            return self.down(self.up(pixel_values + task_inputs).relu())
+
+    given = {"pixel_values": torch.randn(3, 19, 16), "task_inputs": torch.randn(3, 1, 16)}
+    assert {*plan(Two(), 2, kwargs=given).modules} == {"up", "down"}
 
 
 def test_what_to_do_without_values_is_said() -> None:

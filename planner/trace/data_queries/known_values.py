@@ -25,7 +25,7 @@ from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
-"""Values of results with this many elements or more are not kept."""
+"""Values of results with this many elements or more are not kept, unless operands have as many."""
 
 CPU = torch.device("cpu")
 
@@ -96,7 +96,8 @@ class KnownValues:
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
         else:
-            small = known and sum(t.numel() for t in tensors_in(out)) < MOST
+            most = max(MOST, *(t.numel() + 1 for t in given), 0)
+            small = known and sum(t.numel() for t in tensors_in(out)) < most
             made = self._computed(func, args, kwargs) if small else None
         if made is None:
             self._forget(func, args)

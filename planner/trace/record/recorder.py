@@ -109,7 +109,8 @@ class _Recording:
         own = OwnGradients()
         queries = DataQueries(opaque, recorder.known, out, own.whole.append)
         recorder.before = queries.regions.settle
-        with functional, opaque.standing_in(self.module, self._note_opaque), queries, own.noted():
+        standing_in = opaque.standing_in(self.module, self._note_opaque, recorder.known)
+        with functional, standing_in, queries, own.noted():
             within = {f"root.{name}": tensor for name, tensor in self.state.items()}
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)

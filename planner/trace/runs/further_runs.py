@@ -213,7 +213,8 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the encoder's output, and None for its input, as `generate` calls the model."""
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", "input_ids")
     both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
-    given, width = inputs.get(main), getattr(config, "hidden_size", None)
+    given = inputs.get(main) if isinstance(main, str) else None  # some have several
+    width = getattr(config, "hidden_size", None)
     if not (both and ENCODED in _names(module) and isinstance(given, Tensor) and width):
         return {}
     from transformers.modeling_outputs import BaseModelOutput, ModelOutput

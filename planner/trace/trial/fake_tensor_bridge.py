@@ -164,7 +164,7 @@ def run_on_fake(
         isolated(module),
         torch.no_grad(),
         patched_in_this_thread([(nn.Module, "_apply", _convert)]),
-        opaque.standing_in(module, empty),
+        opaque.standing_in(module, empty, fake.known),
         fake,
         DataQueries(opaque, fake.known),
         by_heads(module),
