@@ -17,6 +17,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.prepare import prepare
 from shardwright.planner.trace.runs.example_calls import example_call
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.unused_modules import MOST_OPS, more_runs
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -171,6 +173,39 @@ def test_inputs_other_than_text_are_made_from_the_config() -> None:
         model, _ = MODELS[name]()
         found = example_call(model.to("meta"))
         assert shape in {tuple(v.shape) for v in found.values() if isinstance(v, Tensor)}
+
+
+@pytest.mark.parametrize("name", [long("musicgen")])
+def test_a_row_of_tokens_for_each_codebook_is_made(name: str) -> None:
+    model, _ = MODELS[name]()
+    assert example_call(model.to("meta"))["decoder_input_ids"].shape == (2 * TRACE_BATCH, TRACE_SEQ)
+
+
+class Recurrent(nn.Module):
+    """A tower with a config of its own, whose layer calls ops for each of many places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = transformers.ViTConfig(image_size=20, patch_size=4)
+        self.up = nn.Linear(20, 20)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        for _ in range(MOST_OPS):
+            pixel_values = self.up(pixel_values)
+        return pixel_values
+
+
+def test_a_tower_that_calls_too_many_ops_is_left_out() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower, self.down = Recurrent(), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(x)
+
+    model = Beside().to("meta")
+    assert not more_runs(model, Run("", (torch.empty(3, 19, 16, device="meta"),), {}))
 
 
 def test_images_that_the_code_filters_are_left_out() -> None:
