@@ -179,8 +179,8 @@ class _Unfolder:
         for module, slot, name in g.watched:
             for copy in self.copies_of(self.around(module)):
                 out.watched.append((copy.modules[module], slot, copy.tensors[name]))
-        # What is beside lost lengths may be of another block, and is marked in the folded graph.
-        out.marks = replace(g.marks, beside_lost=set()).copied(self.everywhere)
+        # What lengths decide may be of another block, and is marked in the folded graph.
+        out.marks = replace(g.marks, beside_lost=set(), cut_by=set()).copied(self.everywhere)
         for copies in (self.everywhere((n,)) for n in g.marks.names()):
             out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
         out.pinned, out.unpriced = g.pinned, g.unpriced

@@ -302,6 +302,12 @@ class Axes:
             *zip(op.outputs, rule.results, strict=True),
         ]
 
+    def parts(self, op: Op) -> Iterator[Dim]:
+        """Yield the dims that are parts of others in the rule of an op."""
+        exprs = (expr for _, dims in self.sides(op) for expr in dims)
+        terms = (term for e in exprs if isinstance(e, ConcatExpr) for term in e.terms)
+        yield from (self.axes[op.name][x] for term in terms for x in letters(term))
+
 
 def refine(graph: Graph, solid: int | None = None) -> Axes:
     """Refine all dims of `graph`; atoms with run-time sizes (those of inputs) are unshardable.

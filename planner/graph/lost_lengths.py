@@ -12,7 +12,11 @@ from shardwright.planner.graph.graph import Graph
 
 
 def keep_beside_lost(graph: Graph, axes: Axes) -> None:
-    """Mark the tensors of such code, if the length is not one of the parameters'."""
+    """Mark the tensors of such code, if the length is not one of the parameters'.
+
+    The parts that ops cut by such a length (`table[:n]`) have other sizes in other calls, and are
+    never sharded.
+    """
     own = {atom.id for use in graph.uses for dim in axes.dims[use.stored] for atom in atoms_of(dim)}
 
     def varies(dim: Dim) -> bool:
@@ -21,3 +25,9 @@ def keep_beside_lost(graph: Graph, axes: Axes) -> None:
     graph.marks.decided_unseen |= {
         tensor for tensor, other, at in graph.marks.beside_lost if varies(axes.dims[other][at])
     }
+    cut = {name for name, other, at in graph.marks.cut_by if varies(axes.dims[other][at])}
+    for op in graph.ops if cut else ():
+        if not cut.isdisjoint(op.outputs):
+            for part in axes.parts(op):
+                for atom in atoms_of(part):
+                    atom.unshardable = True

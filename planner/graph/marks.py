@@ -193,6 +193,9 @@ class Marks:
     """(tensor, other tensor, dim): code that has the tensor gets the other's length as a plain
     number, and may do something else for another length."""
 
+    cut_by: set[tuple[str, str, int]] = _beside()
+    """(result of an op, other tensor, dim): the op takes or adds parts by the other's length."""
+
     fixed: set[tuple[str, int]] = _dims()
     """Dims whose length the code states as a bare number or computes with; never sharded."""
 

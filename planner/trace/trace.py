@@ -41,19 +41,17 @@ def trace_model(
     """Trace the result of `read_source`: steps 2 to 6.
 
     A model that cannot be traced without data is traced again with the values of the integers and
-    masks among its example inputs. The plan then holds for what the code does with these values.
+    masks among its example inputs, and if need be of all of them. The plan then holds for what the
+    code does with these values.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     look_anew()
     try:
-        found = trace_all(source, pins, ends, folds, source.valued is not None)
-    except ModelError:
-        valued = source.with_values()
-        if valued is None:
-            raise
-        found = trace_all(valued, pins, ends, folds)
+        found = trace_all(source, pins, ends, folds, bool(source.valued))
+    except ModelError as refused:
+        found = _with_values(source, pins, ends, folds, refused)
     if source.batches and not any(run.fills == PAGED for run in found[0].further):
         alone = replace(source, more=(), further=(batched_call(source.module),))
         trace_folded(alone, pins, ends, known=Known(folds))  # says why
@@ -62,3 +60,27 @@ def trace_model(
             "calls: plan without continuous_batching"
         )
     return found
+
+
+def _with_values(
+    source: Source, pins: Sequence[Pin], ends: bool, folds: bool, refused: ModelError
+) -> Traced:
+    """Trace a source with values of its inputs: with those with which most is traced.
+
+    Raises:
+        ModelError: it cannot be traced with values either.
+    """
+    best: Traced | None = None
+    for valued in source.with_values():
+        try:
+            found = trace_all(valued, pins, ends, folds)
+        except ModelError as error:
+            refused = error
+            continue
+        if best is None or len(found[1].graph.untraced) < len(best[1].graph.untraced):
+            best = found
+        if not best[1].graph.untraced:
+            break
+    if best is None:
+        raise refused
+    return best

@@ -64,8 +64,11 @@ def check_filled(found: list[FillableArgument], output: Any) -> None:
             continue
         for slot, x in leaves(one.value):
             if isinstance(x, Tensor) and x.is_floating_point() and not one.had(x):
+                kind = type(one.value).__name__
+                todo = "let it give the tensor out, or keep it as an attribute of its module"
+                if kind.endswith("Cache"):
+                    todo = "no call that the plan was made for did so: call with use_cache=False"
                 raise UsageError(
                     f"the model's code has put a tensor into argument '{one.name}' ('{slot}' of a "
-                    f"{type(one.value).__name__}): it may be this rank's part of it: let it give "
-                    "the tensor out, or keep it as an attribute of its module"
+                    f"{kind}): it may be this rank's part of it: {todo}"
                 )

@@ -329,3 +329,35 @@ def test_steps_are_given_what_the_encoder_gives_in_its_own_class() -> None:
     given = [run.kwargs.get("encoder_outputs") for wish in source.wishes for run in wish]
     made = [each for each in given if each is not None]
     assert made and all(hasattr(each, "router_logits") for each in made)  # its code reads it
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_the_cache_of_generate(decodes: bool) -> None:
+    """RemBERT makes a cache of another class than `generate` gives it, or none if it is no decoder.
+
+    Its own cache works, too.
+    """
+    config = transformers.RemBertConfig(
+        hidden_size=32, input_embedding_size=32, output_embedding_size=32, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=64, vocab_size=96, max_position_embeddings=64,
+        is_decoder=decodes, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model: Any = transformers.RemBertForCausalLM(config).double().eval()
+    plan = planning.plan(model, 2)
+    given = {"input_ids": ids(5), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}
+    how: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    want = model.generate(**given, **how)
+    scores = decoded(model) if decodes else []
+
+    def rank(mesh: Mesh) -> torch.Tensor:
+        split: Any = apply(copy.deepcopy(model), plan, mesh)
+        if not decodes:
+            with pytest.raises(UsageError, match="call with use_cache=False"):
+                split.generate(**given, **how)
+            return split.generate(**given, **how, use_cache=False)
+        for got, one in zip(decoded(split), scores, strict=True):
+            torch.testing.assert_close(got, one, rtol=0, atol=1e-9)
+        return split.generate(**given, **how)
+
+    for got in run_ranks(2, rank):
+        assert torch.equal(got, want)

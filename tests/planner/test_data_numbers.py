@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from torch import Tensor, nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.data_queries.model_code import answer_that_goes_on
+from shardwright.runtime.api import apply
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planning import plan
+from tests.ranks import run_ranks
 
 EXPERTS, HIDDEN = 4, 32
 
@@ -285,7 +290,29 @@ class CountsLarge(nn.Module):
         return self.down(self.up(x)) if count > 1 else self.down(self.up(x[:, :1])) * count
 
 
-def test_values_of_floats_answer_no_branch() -> None:
-    """Other data would take the other branch."""
+def test_values_of_floats_answer_branches_last() -> None:
+    """Other data takes the other branch. What the code has there is whole, so it is right, too."""
+    model = CountsLarge().double()
     with pytest.raises(ModelError, match="it reads numbers off data|a number that only data has"):
-        plan(CountsLarge(), 2, args=(torch.ones(3, 19, 16),))
+        plan(model, 2, args=(torch.ones(3, 19, 16, device="meta").double(),))
+    found = plan(model, 2, args=(torch.ones(3, 19, 16).double(),))
+    assert "values like those that it was given" in found.solver.note
+    for positive in (0, 1, 3):
+        x = torch.randn(3, 7, 16).double()
+        x[:, 0, 0] = torch.arange(3) - (3 - positive) + 0.5
+        model.zero_grad()
+        want = model(x)
+        want.square().sum().backward()
+        wanted = {n: p.grad for n, p in model.named_parameters()}
+
+        def rank(mesh: Mesh, x: Tensor = x) -> tuple[Tensor, dict[str, Tensor]]:
+            split = apply(copy.deepcopy(model), found, mesh)
+            split.zero_grad()
+            out = split(x)
+            out.square().sum().backward()
+            grads = {n: p.grad for n, p in split.named_parameters() if p.grad is not None}
+            return out, full_tensors(split, grads)
+
+        for got, grads in run_ranks(2, rank):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+            torch.testing.assert_close(grads, wanted, rtol=0, atol=1e-9)

@@ -17,6 +17,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.prepare import prepare
 from shardwright.planner.trace.runs.example_calls import example_call
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.unused_modules import MOST_OPS, more_runs
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -38,7 +40,7 @@ WRITES = {"llava", "qwen2_vl", "qwen2_5_vl", "whisper"}
 EMBEDS = {"llava", "qwen2_vl", "qwen2_5_vl", "musicgen"}
 """Embeddings are given in place of tokens, too: where images go is then asked of them."""
 
-BY_VALUE = {"qwen2_vl", "qwen2_5_vl"}
+BY_VALUE = {"qwen2_vl", "qwen2_5_vl", "idefics3"}
 """They compute sizes from values of their inputs."""
 
 
@@ -81,12 +83,9 @@ def embedded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "inputs_embeds": table[inputs["input_ids"]]}
 
 
-@pytest.mark.parametrize("name", [long(n) if n in LONG else n for n in MODELS if n != "idefics3"])
+@pytest.mark.parametrize("name", [long(n) if n in LONG else n for n in MODELS])
 def test_split_and_equal(name: str) -> None:
-    """With another batch and length than was traced, and images of other sizes.
-
-    (idefics3 stays whole.)
-    """
+    """With another batch and length than was traced, and images of other sizes."""
     model, inputs, found = planned(name)
     note = "like those that it was given"
     assert (note in found.solver.note) == (name in BY_VALUE)
@@ -146,6 +145,19 @@ def test_generate_with_a_cache(name: str, given: bool) -> None:
         assert all(map(torch.equal, got, want))
 
 
+def test_images_of_zeros_are_padding() -> None:
+    """The plan is for one image in each sequence; here they have two, one and none."""
+    model, inputs, found = planned("idefics3")
+    given = inputs(3, 19)
+    images = torch.randn(3, 2, 3, 24, 24, dtype=torch.float64)
+    images[1, 1] = images[2] = 0
+    given["input_ids"][0, 11:20], given["input_ids"][2, 2:11] = IMAGE, 20
+    given["pixel_values"] = images
+    want = model(**given).logits
+    for got in run_ranks(2, lambda m: apply(copy.deepcopy(model), found, m)(**given).logits):
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=1e-9)
+
+
 def test_inputs_with_an_image_are_made_from_the_config() -> None:
     for name, tokens, marks in (("llava", 25, 0), ("qwen2_vl", 16, 2), ("paligemma", 25, 0)):
         model, _ = MODELS[name]()
@@ -161,6 +173,39 @@ def test_inputs_other_than_text_are_made_from_the_config() -> None:
         model, _ = MODELS[name]()
         found = example_call(model.to("meta"))
         assert shape in {tuple(v.shape) for v in found.values() if isinstance(v, Tensor)}
+
+
+@pytest.mark.parametrize("name", [long("musicgen")])
+def test_a_row_of_tokens_for_each_codebook_is_made(name: str) -> None:
+    model, _ = MODELS[name]()
+    assert example_call(model.to("meta"))["decoder_input_ids"].shape == (2 * TRACE_BATCH, TRACE_SEQ)
+
+
+class Recurrent(nn.Module):
+    """A tower with a config of its own, whose layer calls ops for each of many places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = transformers.ViTConfig(image_size=20, patch_size=4)
+        self.up = nn.Linear(20, 20)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        for _ in range(MOST_OPS):
+            pixel_values = self.up(pixel_values)
+        return pixel_values
+
+
+def test_a_tower_that_calls_too_many_ops_is_left_out() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower, self.down = Recurrent(), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(x)
+
+    model = Beside().to("meta")
+    assert not more_runs(model, Run("", (torch.empty(3, 19, 16, device="meta"),), {}))
 
 
 def test_images_that_the_code_filters_are_left_out() -> None:
@@ -185,6 +230,23 @@ def test_unknown_inputs_are_named() -> None:
     )
     with pytest.raises(ModelError, match=text):
         example_call(Odd())
+
+
+def test_a_model_with_several_main_inputs() -> None:
+    """As OneFormer names them."""
+
+    class Two(nn.Module):
+        config, main_input_name = transformers.ViTConfig(), ["pixel_values", "task_inputs"]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, pixel_values: Tensor, task_inputs: Tensor) -> Tensor:
+            return self.down(self.up(pixel_values + task_inputs).relu())
+
+    given = {"pixel_values": torch.randn(3, 19, 16), "task_inputs": torch.randn(3, 1, 16)}
+    assert {*plan(Two(), 2, kwargs=given).modules} == {"up", "down"}
 
 
 def test_what_to_do_without_values_is_said() -> None:

@@ -18,6 +18,7 @@ from shardwright.runtime.api import apply
 from tests.planner.equal import Inputs, assert_equal, features
 from tests.planner.equal import planned as planned_for
 from tests.planner.mlps import WIDTH, Mlp
+from tests.planning import plan
 from tests.ranks import run_ranks
 
 EXPERTS = 3
@@ -274,12 +275,76 @@ def test_nothing_of_a_user_is_changed() -> None:
     assert "forward" not in model.layers[0].get_submodule("experts").__dict__
 
 
+class RowsAndMlp(Rows):
+    """With a float that it reads, it then does one thing or another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(super().forward(x))
+        most = sorted(x.flatten().tolist())[-1]
+        return self.down(h.softmax(-1) if most > 9 else h.relu())
+
+
 def test_a_model_that_depends_on_data_as_a_whole() -> None:
-    with pytest.raises(ModelError, match="cannot trace Rows"):
-        planned(Rows(), features(WIDTH))
+    """It is traced with the floats that the user gave, if there are any."""
+    model = RowsAndMlp().double()
+    x = torch.randn(3, 19, WIDTH).double()
+    with pytest.raises(ModelError, match="cannot trace RowsAndMlp"):
+        plan(model, 2, args=(x.to("meta"),))
+    found = plan(model, 2, args=(x,))
+    assert "values like those that it was given" in found.solver.note
+    for scale in (1, 0.1, 9):
+        x = torch.randn(4, 7, WIDTH).double().abs() * scale
+        want = model(x)
+        for got in run_ranks(2, lambda m, x=x: apply(copy.deepcopy(model), found, m)(x)):
+            torch.testing.assert_close(got, want)
 
 
 def test_a_plan_of_such_a_model_is_proven_again() -> None:
     model = Model(Block).double()
     plan = planned(model, features(WIDTH))
     assert Prover(model, features(WIDTH)(3, 19)).prove(plan).plan == plan
+
+
+class Windows(nn.Module):
+    """Runs only if the numbers that it reads, given or in a buffer, are large enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.size = nn.Linear(WIDTH, WIDTH), nn.Buffer(torch.tensor(5), persistent=False)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        if len(x[: sorted(counts.tolist())[0]]) < 2 or int(self.size) < 4:
+            raise ValueError("too few")
+        padded = nn.functional.pad(self.up(x), (0, 0, 0, int(self.size) * 2))
+        return padded[:, : x.shape[1]]
+
+
+class Windowed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.windows, self.mlp = Windows(), Mlp()
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        return self.mlp(self.windows(x, counts))
+
+
+def test_given_numbers_are_not_made_up() -> None:
+    """What such a module gives out is found with the integers that the user gave, and its own."""
+    model = Windowed().double()
+    given = torch.randn(3, 19, WIDTH).double(), torch.tensor([3, 2, 4])
+    found = plan(model, 2, args=given)
+    assert {*found.modules} >= {"mlp.up", "mlp.down"}
+    x, counts = torch.randn(4, 7, WIDTH).double(), torch.tensor([4, 3])
+    want = model(x, counts)
+    for got in run_ranks(2, lambda m: apply(copy.deepcopy(model), found, m)(x, counts)):
+        torch.testing.assert_close(got, want)
+
+
+def test_made_up_data_is_said_to_be() -> None:
+    """The model itself runs: nothing else is claimed."""
+    with pytest.raises(ModelError, match="on made-up data it fails: ValueError: too few"):
+        plan(Windowed(), 2, args=(torch.randn(3, 19, WIDTH), torch.tensor([3, 2, 4]).to("meta")))

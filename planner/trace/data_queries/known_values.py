@@ -25,7 +25,7 @@ from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
-"""Values of results with this many elements or more are not kept."""
+"""Values of results with this many elements or more are not kept, unless operands have as many."""
 
 CPU = torch.device("cpu")
 
@@ -39,8 +39,9 @@ BELOW_ALL = {aten.lt.Scalar: False, aten.ge.Scalar: True}
 """Comparison -> its result for uniform random numbers in [0, 1) if the bound is not above 0."""
 
 
-OF_SIZES: ContextVar[bool] = ContextVar("of_sizes", default=False)
-"""Whether a tensor is just made of numbers of which some are sizes of example inputs."""
+OF_SIZES: ContextVar[frozenset[tuple[int, int]] | None] = ContextVar("of_sizes", default=None)
+"""The reads (number of the tensor, dim) of sizes that the current function of torch is given; None
+if it is given no sizes. Of an index there are none here: its bounds have facts of their own."""
 
 
 class KnownValues:
@@ -69,7 +70,7 @@ class KnownValues:
         all_known = func in LIFTED or all(t in self for t in given)
         known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
         fixed = not known or (bool(given) and not any(t in self._varying for t in given))
-        fixed = fixed and not (func in LIFTED and OF_SIZES.get())
+        fixed = fixed and not (func in LIFTED and OF_SIZES.get() is not None)
         try:
             out = fake()
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -95,7 +96,8 @@ class KnownValues:
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
         else:
-            small = known and sum(t.numel() for t in tensors_in(out)) < MOST
+            most = max(MOST, *(t.numel() + 1 for t in given), 0)
+            small = known and sum(t.numel() for t in tensors_in(out)) < most
             made = self._computed(func, args, kwargs) if small else None
         if made is None:
             self._forget(func, args)

@@ -209,7 +209,7 @@ class DataQueries(TorchFunctionMode):
         if all(isinstance(n, (int, float)) and type(n) is not DataNumber for n in numbers):
             with on_data():
                 value = torch.tensor(args[0], dtype=out.dtype)
-                self.values.keep(inner(out), value, fixed=not OF_SIZES.get())
+                self.values.keep(inner(out), value, fixed=OF_SIZES.get() is None)
         return out
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:

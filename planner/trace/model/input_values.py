@@ -1,4 +1,4 @@
-"""Values of inputs, attached to tensors on meta."""
+"""Values of inputs and of buffers, attached to tensors on meta."""
 
 from __future__ import annotations
 
@@ -8,31 +8,46 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-MOST = 1 << 14
+MOST, MOST_FLOATS = 1 << 14, 1 << 24
 """Values of tensors with this many elements or more are not kept."""
 
 
-def remembered(value: Any, meta: torch.Tensor) -> torch.Tensor:
-    """Return `meta` with `value` attached, if that is a small integer or bool tensor with data."""
-    if not isinstance(value, torch.Tensor) or value.is_meta or value.numel() >= MOST:
+def remembered(value: Any, meta: torch.Tensor, floats: bool = False) -> torch.Tensor:
+    """Return `meta` with `value` attached, if that is a small tensor of integers or bools.
+
+    With `floats`, floating tensors are among them, and they may be larger.
+    """
+    if not isinstance(value, torch.Tensor) or value.is_meta:
         return meta
-    if value.is_floating_point() or value.is_complex():
+    floating = value.is_floating_point()
+    if value.is_complex() or (floating and not floats):
+        return meta
+    if value.numel() >= (MOST_FLOATS if floating else MOST):
         return meta
     meta = torch.empty_like(meta)
     meta.shardwright_value = value.detach().cpu().clone()  # type: ignore[attr-defined]
     return meta
 
 
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the value attached to a tensor, or None."""
+    return getattr(tensor, "shardwright_value", None)
+
+
 def pairs(given: Any, made: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield each tensor of `made` whose counterpart in `given` has a value, with that value."""
     for before, after in zip(tree_leaves(given), tree_leaves(made), strict=True):
-        if (value := getattr(before, "shardwright_value", None)) is not None:
+        if isinstance(before, torch.Tensor) and (value := value_of(before)) is not None:
             yield after, value
 
 
-def remember(given: Any, on_meta: Any) -> Any:
-    """Return `on_meta` with the values of integer tensors in `given`; None if there are none."""
+def remember(given: Any, on_meta: Any, floats: bool = False) -> Any:
+    """Return `on_meta` with the values of integer tensors in `given`; None if there are none.
+
+    With `floats`, it has the values of floating tensors too; None if there are none of these.
+    """
     found = tree_map(
-        lambda a, b: remembered(a, b) if isinstance(b, torch.Tensor) else b, given, on_meta
+        lambda a, b: remembered(a, b, floats) if isinstance(b, torch.Tensor) else b, given, on_meta
     )
-    return found if any(True for _ in pairs(found, found)) else None
+    kept = [value for _, value in pairs(found, found)]
+    return found if any(value.is_floating_point() == floats for value in kept) else None

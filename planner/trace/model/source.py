@@ -18,7 +18,7 @@ from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
-from shardwright.planner.trace.model.input_values import remember
+from shardwright.planner.trace.model.input_values import remember, remembered
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
 from shardwright.planner.trace.runs.batched_call import batched_call
@@ -52,8 +52,8 @@ class Source:
     """Other calls that users make: with padding masks, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
     """The alternatives for each further run."""
-    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """`args` and `kwargs` with the values of integer tensors attached; None if there are none."""
+    valued: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
+    """`args` and `kwargs` with values attached: of integer tensors, and then of floats too."""
     by_value: bool = False
     """Whether the inputs are the `valued` ones."""
     trains: bool = False
@@ -95,13 +95,11 @@ class Source:
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
         return replace(found, by_rows=by_rows)
 
-    def with_values(self) -> Source | None:
-        """Return the source with the `valued` inputs; None if there are none."""
-        if self.valued is None:
-            return None
-        args, kwargs = self.valued
-        calls = _further(self.module, args, kwargs, batches=self.batches)
-        return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
+    def with_values(self) -> Iterator[Source]:
+        """Yield the source with each of the `valued` inputs."""
+        for args, kwargs in self.valued:
+            calls = _further(self.module, args, kwargs, batches=self.batches)
+            yield replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
 
     @property
     def runs(self) -> list[Run]:
@@ -156,9 +154,10 @@ def read_source(
     first, *others = ({},) if known else example_calls(module)
     given = (args, kwargs or {}) if known else ((), first)
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
-    # Values of floats would let code branch on them unnoticed, through `int(x.sum())`.
-    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = remember(given, on_meta)
-    plain = Run("", on_meta[0], valued[1] if valued else on_meta[1])
+    # Floats come last: code may do something else for other values of them in every call.
+    integers = remember(given, on_meta)
+    floats = remember(given, on_meta, floats=True) if known else None
+    plain = Run("", on_meta[0], integers[1] if integers else on_meta[1])
     more = () if known else more_runs(module, plain)
     fuller = (run.kwargs for run in more if not run.module)
     calls = _further(module, *on_meta, *fuller, others=others, batches=batches)
@@ -169,7 +168,7 @@ def read_source(
         *identity,
         more,
         **calls,
-        valued=valued,
+        valued=tuple(found for found in (integers, floats) if found is not None),
         quantization=quantization if quantized else None,
         quantized=quantized,
         batches=batches,
@@ -238,16 +237,22 @@ def from_config(
     move_to_meta(model)
     for module in model.modules():  # buffers of `torch.tensor(values)` and the like
         for name, buffer in module._buffers.items():
-            module._buffers[name] = buffer if buffer is None else buffer.to("meta")
+            on_meta = None if buffer is None else remembered(buffer, buffer.to("meta"))
+            module._buffers[name] = on_meta
     return model.eval()
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Mode that skips `torch.nn.init`: on meta it has no effect, but takes most of the time."""
+    """Mode that skips `torch.nn.init`: on meta it has no effect, but takes most of the time.
+
+    An integer that code makes a tensor of (a buffer) is on the CPU, to be known.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else (kwargs or {})["tensor"]
+        if func is torch.tensor and args and type(args[0]) is int:
+            kwargs = {"device": "cpu", **(kwargs or {})}
         return func(*args, **(kwargs or {}))
 
 
@@ -263,7 +268,7 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
     for t in {id(t): t for t in (*tensors, *computed, *_of_block_masks(module))}.values():
-        empty = torch.empty_like(t.detach(), device="meta")
+        empty = remembered(t, torch.empty_like(t.detach(), device="meta"))
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
 

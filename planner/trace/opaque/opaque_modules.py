@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.trace.data_queries.branch_paths import BranchPaths, both, fewer
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, AsksLess, BranchesOnData
+from shardwright.planner.trace.data_queries.known_values import KnownValues
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Objects
 from shardwright.planner.trace.opaque.random_inputs import (
@@ -143,20 +144,25 @@ class Opaque:
         return []
 
     @contextmanager
-    def standing_in(self, root: nn.Module, make: Make) -> Iterator[None]:
-        """Replace calls of these modules in `root` (maybe a copy) by `make`, within the context."""
+    def standing_in(self, root: nn.Module, make: Make, known: KnownValues) -> Iterator[None]:
+        """Replace calls of these modules in `root` (maybe a copy) by `make`, within the context.
+
+        `known` has the values of tensors that are known.
+        """
         with ExitStack() as undo:
             for name in self.alike:
                 module = root.get_submodule(name)
-                undo.callback(put_instead(module, self._forward(name, module, make)))
+                undo.callback(put_instead(module, self._forward(name, module, make, known)))
             yield
 
-    def _forward(self, name: str, module: nn.Module, make: Make) -> Callable[..., Any]:
+    def _forward(
+        self, name: str, module: nn.Module, make: Make, known: KnownValues
+    ) -> Callable[..., Any]:
         @wraps(module.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs), is_leaf=is_own)
             objects = Objects([v for v in leaves if is_own(v)])
-            said = tuple(Object if is_own(v) else stated(v) for v in leaves)
+            said = tuple(Object if is_own(v) else stated(v, known.value) for v in leaves)
             given = Given(said, objects.described(stated))
             result = self._result(self.alike[name], given, spec, objects, module.training)
             self.stateful |= {name} if result.stateful else set()

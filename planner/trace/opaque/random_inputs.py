@@ -1,12 +1,13 @@
 """Find the outputs of an opaque module by running a copy of it on made-up data.
 
-The copy runs several times with different data. The outcomes must agree.
+The copy runs several times with different data. The outcomes must agree. Data that is known, such
+as integers that the user gave and buffers of integers, is not made up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, NamedTuple
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import FailsOnMadeUpData, NeedsData
+from shardwright.planner.trace.data_queries.known_values import on_data
+from shardwright.planner.trace.model.input_values import value_of
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Change, Objects, Place, Watched
 from shardwright.planner.trace.state.attribute_contents import KeptContents
@@ -43,6 +47,27 @@ class Spec(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
+class Valued(NamedTuple):
+    """A tensor with a known value: its dtype, shape and bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    value: bytes
+
+    @classmethod
+    def of(cls, value: Tensor) -> Valued:
+        """Return a value as what can be compared."""
+        with on_data():
+            plain = value.contiguous().flatten().view(torch.uint8).numpy()
+        return cls(value.dtype, tuple(value.shape), plain.tobytes())
+
+    def tensor(self) -> Tensor:
+        """Return a tensor with the value."""
+        if not self.value:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(bytearray(self.value), dtype=self.dtype).view(self.shape)
+
+
 class Object:
     """Marks an object among the arguments."""
 
@@ -51,7 +76,7 @@ class Given(NamedTuple):
     """The known facts about the arguments of a call."""
 
     leaves: tuple[Any, ...]
-    """(shape, dtype) of tensors, plain values, and `Object`."""
+    """(shape, dtype) of tensors or `Valued`, plain values, and `Object`."""
     held: Any
     """The result of `Objects.described` for the objects."""
 
@@ -101,13 +126,15 @@ def outcome(
     return found[0]
 
 
-def stated(leaf: Any) -> Any:
-    """Return what is known of an argument without data, as in `Given.leaves`.
+def stated(leaf: Any, known: Callable[[Tensor], Tensor | None] = lambda x: None) -> Any:
+    """Return what is known of an argument, as in `Given.leaves`; `known` returns known values.
 
     Raises:
         NeedsData: the argument is neither a tensor nor a plain value.
     """
     if isinstance(leaf, Tensor):
+        if (value := known(inner(leaf))) is not None:
+            return Valued.of(value)
         return tuple(int(n) for n in leaf.shape), leaf.dtype
     if not isinstance(leaf, PLAIN):
         raise NeedsData(f"a {type(leaf).__name__} is among its arguments")
@@ -156,7 +183,8 @@ def _real(module: nn.Module, seed: int, g: torch.Generator) -> nn.Module:
     memo: dict[int, Any] = {}
     for t in _held(module):
         if t.is_meta and id(t) not in memo:
-            new = _weights(t, seed, g)
+            value = value_of(t)
+            new = _weights(t, seed, g) if value is None else value.clone()
             memo[id(t)] = nn.Parameter(new, False) if isinstance(t, nn.Parameter) else new
     return duplicate(module, memo)
 
@@ -180,7 +208,8 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     except Exception as error:  # any exception of model code
         text = str(error).strip().split("\n")[0][:200]
         raise FailsOnMadeUpData(
-            f"on the CPU it fails as well: {type(error).__name__}: {text}"
+            f"its results depend on data, and on made-up data it fails: "
+            f"{type(error).__name__}: {text}"
         ) from error
     if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
         raise NeedsData("it changes what it is given, or keeps something")
@@ -198,6 +227,8 @@ def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> An
     """Return an argument that matches `said` of `Given.leaves`; objects come from `copies`."""
     if said is Object:
         return next(copies)
+    if type(said) is Valued:
+        return said.tensor()
     return _draw(said[0], said[1], seed, g) if type(said) is tuple else said
 
 

@@ -216,6 +216,10 @@ class OnMeta(FakeTensorMode):
         return value.fake_mode is self and value.fake_device == META and value.constant is None
 
 
+class TooManyOps(Exception):
+    """Code calls more ops than it may."""
+
+
 class LikeReal(OnMeta):
     """Fake tensor mode that also computes the known values of tensors.
 
@@ -223,8 +227,20 @@ class LikeReal(OnMeta):
     take float32 and float16, but nothing else (torch 2.13).
     """
 
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self.left = most
+
     def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of the op, or of its replacement."""
+        """Return the result of the op, or of its replacement.
+
+        Raises:
+            TooManyOps: these are more than `most`, if that is given.
+        """
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise TooManyOps
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             with self:
                 return grouped_mm(*args, **kwargs)

@@ -115,6 +115,9 @@ class Record:
     cut: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Tensors, each with a dim whose length depends on data."""
 
+    by_reads: list[tuple[torch.Tensor, frozenset[tuple[int, int]]]] = field(default_factory=list)
+    """Results of ops in functions that got sizes, with the reads of these."""
+
     overwritten: list[torch.Tensor] = field(default_factory=list)
     """Tensors before code changed them in place."""
 

@@ -109,7 +109,8 @@ class _Recording:
         own = OwnGradients()
         queries = DataQueries(opaque, recorder.known, out, own.whole.append)
         recorder.before = queries.regions.settle
-        with functional, opaque.standing_in(self.module, self._note_opaque), queries, own.noted():
+        standing_in = opaque.standing_in(self.module, self._note_opaque, recorder.known)
+        with functional, standing_in, queries, own.noted():
             within = {f"root.{name}": tensor for name, tensor in self.state.items()}
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)
@@ -194,6 +195,7 @@ class _Recording:
         """Note the tensors that code looks at otherwise than by ops, and flags made of data."""
         entered, kept = self.entered, self.kept
         out.cut += self.recorder.cut
+        out.by_reads = self.recorder.by_reads
         reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
         out.seen += seen_by(reads, self.recorder.calls)
         out.flags_from_data = entered.given_numbers()

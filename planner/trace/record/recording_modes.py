@@ -19,10 +19,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.data_queries.known_values import OF_SIZES
 from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
-from shardwright.planner.trace.record.arguments import mapped
+from shardwright.planner.trace.record.arguments import mapped, tensors_in
 from shardwright.planner.trace.record.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.record.boundaries import BOUNDARY, PASSES, WRITES, CallStack
 from shardwright.planner.trace.record.fake_mode import DEVICE, OnMeta
@@ -232,6 +233,8 @@ class Recorder(OnMeta):
         self.passed: list[Passed] = []
         self.cut: list[tuple[torch.Tensor, int]] = []
         """Dims that are never sharded, because code takes parts of them at opaque positions."""
+        self.by_reads: list[tuple[torch.Tensor, frozenset[tuple[int, int]]]] = []
+        """Results of ops in functions that got sizes, with the reads of these."""
         self.before: Callable[[], None] = lambda: None
         """Called before each call is recorded."""
 
@@ -285,6 +288,8 @@ class Recorder(OnMeta):
         self.calls.append(
             Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)
         )
+        if reads := OF_SIZES.get():
+            self.by_reads += [(made, reads) for made in tensors_in(result)]
         return result
 
     def whole_module(

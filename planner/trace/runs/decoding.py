@@ -29,6 +29,9 @@ EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_inpu
 CACHE = "past_key_values"
 """The argument for a cache, and the output that holds it."""
 
+GIVEN = "DynamicCache"
+"""The class of the cache that `generate` gives."""
+
 POSITIONS = "position_ids"
 """The argument for positions of tokens."""
 

@@ -139,8 +139,9 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
     decoding = [_beside(module, yes) for yes in {_decodes(module): 0, DECODER_IDS in names: 0}]
     kinds = Subject(module, torch.float32).number(*KINDS)
     if DECODER_IDS in names and kinds:
-        several = torch.zeros(TRACE_BATCH, TRACE_SEQ, kinds, dtype=torch.int64, device="meta")
-        decoding.append({**decoding[-1], DECODER_IDS: several})
+        for shape in ((TRACE_BATCH, TRACE_SEQ, kinds), (TRACE_BATCH * kinds, TRACE_SEQ)):
+            several = torch.zeros(shape, dtype=torch.int64, device="meta")
+            decoding.append({**decoding[-1], DECODER_IDS: several})
     for beside in decoding:
         for inputs in example_inputs(module, _dtype(module)):
             more = {name: v for name, v in beside.items() if name not in inputs}

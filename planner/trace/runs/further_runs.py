@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_STEP
 from shardwright.planner.trace.runs import decoding
-from shardwright.planner.trace.runs.decoding import EMBEDDED, GROWING, POSITIONS, SWITCH
+from shardwright.planner.trace.runs.decoding import (
+    CACHE,
+    EMBEDDED,
+    GIVEN,
+    GROWING,
+    POSITIONS,
+    SWITCH,
+)
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import Trial, attempt
@@ -59,7 +66,7 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     embedded, seen = _embedded(module, inputs), _seen(module, inputs)
     encoded = _encoded(module, inputs)
     if not (seen or encoded) and (steps := decoded(module, inputs, found[0], embedded)):
-        return (*steps, *unmasked)
+        return (*steps, *_of_generate(module, inputs), *unmasked)
     found += [tuple(_run(_without(inputs, each)) for each in _each(embedded))] if embedded else []
     found += [(_run(_without(inputs, instead)),) for instead in (seen, encoded) if instead]
     # The last of them also fills a cache; without one, a separate call fills the cache.
@@ -68,6 +75,22 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     found += decoded(module, _without(inputs, {**encoded, **placed}), last) or [last]
     found += _text_alone(module, inputs)
     return (*(wish for wish in found if wish), *unmasked)
+
+
+def _of_generate(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
+    """Return steps with the cache that `generate` gives, if the model itself makes another one.
+
+    Models that are decoders only if their config says so may do that.
+    """
+    config, able = getattr(module, "config", None), getattr(module, "can_generate", bool)
+    if not (getattr(config, "is_decoder", False) and CACHE in _names(module) and able()):
+        return []
+    kept = made(module, _kept_cache, {**inputs, SWITCH: True})
+    return [] if kept in (None, GIVEN) else decoded(module, inputs, fills=CACHE)
+
+
+def _kept_cache(model: Any, inputs: dict[str, Any]) -> str:
+    return type(getattr(model(**inputs), CACHE, None)).__name__
 
 
 def _text_alone(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
@@ -90,18 +113,20 @@ def decoded(
     before: Wish = (),
     embedded: Mapping[str, Tensor | None] | None = None,
     tokens: Sequence[int] = (TRACE_STEP, 1),
+    fills: str = "",
 ) -> list[Wish]:
     """Return a call that fills a cache (`before`, or the one with `inputs`), and steps after it.
 
     There is a step with several tokens (chunked prompts, speculative decoding) and a step with one:
     code may do something else for each. The step with several tokens takes `embedded` inputs if
-    possible. If it cannot, embeddings without a cache are preferred to tokens with a cache.
+    possible. If it cannot, embeddings without a cache are preferred to tokens with a cache. The
+    first call gets an empty cache as argument `fills`, if given, or if the model only takes one.
     """
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or has_switch(module, SWITCH)):
         return []
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
-    filling = [run._replace(fills=decoding.only_taken(module)) for run in filling]
+    filling = [run._replace(fills=fills or decoding.only_taken(module)) for run in filling]
     given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
     for n, several in enumerate(tokens):
         steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))]
@@ -213,7 +238,8 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the encoder's output, and None for its input, as `generate` calls the model."""
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", "input_ids")
     both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
-    given, width = inputs.get(main), getattr(config, "hidden_size", None)
+    given = inputs.get(main) if isinstance(main, str) else None  # some have several
+    width = getattr(config, "hidden_size", None)
     if not (both and ENCODED in _names(module) and isinstance(given, Tensor) and width):
         return {}
     from transformers.modeling_outputs import BaseModelOutput, ModelOutput

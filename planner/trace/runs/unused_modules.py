@@ -22,6 +22,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.record.fake_mode import TooManyOps
 from shardwright.planner.trace.runs.example_inputs import example_inputs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.subject import number
@@ -29,6 +30,9 @@ from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fa
 
 ENCODED = ("encoder_hidden_states", "encoder_outputs")
 """Arguments for the output of an encoder: the tensor, or a tuple whose first entry it is."""
+
+MOST_OPS = 8_000
+"""A tower that calls more ops stays replicated: recurrent layers call some for each place."""
 
 
 def more_runs(root: nn.Module, plain: Run) -> tuple[Run, ...]:
@@ -56,11 +60,16 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
         if any(is_within(name, n) for n in done) or any(is_within(n, name) for n in used):
             continue
         for run in _alone(name, module):
-            with suppress(Exception):  # the module takes other inputs
-                _used(root, run)
+            try:
+                _used(root, run, MOST_OPS)
+            except TooManyOps:  # it stays replicated
                 done.append(name)
-                yield run
                 break
+            except Exception:  # the module takes other inputs
+                continue
+            done.append(name)
+            yield run
+            break
 
 
 def _alone(name: str, module: nn.Module) -> Iterator[Run]:
@@ -135,15 +144,19 @@ def settles(root: nn.Module, run: Run) -> bool:
     return False
 
 
-def _used(root: nn.Module, run: Run) -> set[str]:
-    """Return the modules that run, and all modules inside one that depends on data."""
+def _used(root: nn.Module, run: Run, most: int | None = None) -> set[str]:
+    """Return the modules that run, and all modules inside one that depends on data.
+
+    Raises:
+        TooManyOps: the code calls more than `most` ops, if that is given.
+    """
     opaque = Opaque(root)
     while True:
         found = set[str]()
         with duplicated(root) as module:
             entered = follow(module, lambda name, _output, found=found: found.add(name))
             try:
-                run_on_fake(module, [run], opaque)
+                run_on_fake(module, [run], opaque, most=most)
             except DATA_DEPENDENT:
                 if not opaque.widen([n for n in entered if n != run.module]):
                     raise

@@ -9,10 +9,16 @@ from typing import NamedTuple
 from torch import nn
 
 from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 from shardwright.runtime.code.call_sites import method_of
 
-THROUGH = ("torch._tensor", "torch.functional", "torch.overrides")
-"""Modules of torch between a call and the function mode that sees it."""
+THROUGH = (
+    "torch._tensor",
+    "torch.functional",
+    "torch.overrides",
+    patched_in_this_thread.__module__,
+)
+"""Python modules between a call and the function mode or the patch that sees it."""
 
 
 class Caller(NamedTuple):

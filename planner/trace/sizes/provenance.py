@@ -39,7 +39,10 @@ __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __
 """.split()
 """Methods of integers whose results have no history."""
 
-PINNING = "__pow__ __rpow__ __float__ __repr__ __str__ __format__".split()
+PINNING = """
+__pow__ __rpow__ __float__ __repr__ __str__ __format__
+bit_length bit_count as_integer_ratio to_bytes
+""".split()
 """Methods that compute with the value, or write it as text (perhaps as a cache key)."""
 
 
@@ -77,11 +80,14 @@ class Provenance:
     counted: set[tuple[int, int]] = field(default_factory=set)
     """Reads that are sizes of newly created tensors."""
 
+    cutting: set[tuple[int, int]] = field(default_factory=set)
+    """Reads that functions get which may take parts of tensors by them."""
+
     equal: dict[tuple[Expression, Expression], None] = field(default_factory=dict)
     """Pairs of expressions that code found equal: they must be equal on each rank."""
 
     compared: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Number -> tensor, for reads that occur only in `equal`. Set by `close`."""
+    """Number -> tensor, for reads that occur only in `equal` and `cutting`. Set by `close`."""
 
     tests: LengthTests = field(default_factory=LengthTests)
     """Comparisons of lengths."""
@@ -160,6 +166,7 @@ class Provenance:
         sides = [*self.equal, *((test.left, test.right) for test in self.deciding)]
         sides += [(expression,) for _, expression in self.lost]
         asked = {n for pair in sides for side in pair for n, _ in reads_of(side)}
+        asked |= {n for n, _ in self.cutting}
         self.compared = {n: inner(self._read[n]) for n in sorted(asked - numbers)}
         self._read.clear()
 
@@ -192,6 +199,11 @@ class SourcedInt(int):
     def plain(self) -> int:
         """Its value as a plain int; this notes nothing."""
         return int.__int__(self)
+
+    def __pos__(self) -> SourcedInt:
+        return self
+
+    real = numerator = property(__pos__)  # type: ignore[assignment]
 
     def __neg__(self) -> SourcedInt:
         expression = ("-", ("constant", 0), self.expression)
@@ -322,6 +334,21 @@ def _lose(method: str) -> Any:
 
     return apply
 
+
+def _logarithm(name: str) -> Any:
+    own = getattr(math, name)
+
+    def apply(*given: Any) -> float:
+        for value in given:
+            if isinstance(value, SourcedInt):
+                value.provenance.as_lost(value.expression)
+        return own(*given)
+
+    return math, name, apply
+
+
+LOGARITHMS = [*map(_logarithm, ("log", "log2", "log10"))]
+"""Functions of `math` that codes compute lengths with (the next power of 2), and what notes it."""
 
 for _name in LOSING:
     setattr(SourcedFloat, _name, _lose(_name))

@@ -55,7 +55,10 @@ class SizeMode(TorchFunctionMode):
             out = func(*args, **kwargs)
             facts = size_facts.of_sizes(name, args, kwargs, out) if name in LITERAL else ()
             return notes.sized(out, facts)
-        token = OF_SIZES.set(True)
+        indexes = name == "__getitem__"
+        reads = frozenset() if indexes else _reads_in((args, kwargs))
+        notes.cutting |= reads
+        token = OF_SIZES.set(reads)
         try:
             out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
         finally:
@@ -162,6 +165,12 @@ def _has_sourced(value: Any) -> bool:
     return isinstance(value, slice) and any(
         isinstance(v, SourcedInt) for v in (value.start, value.stop, value.step)
     )
+
+
+def _reads_in(given: Any) -> frozenset[tuple[int, int]]:
+    """Return the reads that the sizes among the arguments of a function were computed from."""
+    found = (v for v in tree_leaves(given) if isinstance(v, SourcedInt))
+    return frozenset().union(*(reads_of(v.expression) for v in found))
 
 
 def _lists_to_slices(index: Any) -> Any:

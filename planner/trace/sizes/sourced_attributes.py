@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
+from shardwright.planner.trace.sizes.provenance import LOGARITHMS, Provenance, SourcedInt
 from shardwright.planner.trace.sizes.size_mode import SizeMode
 from shardwright.planner.trace.state.attribute_contents import KeptContents
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     forward = top.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with SizeMode(provenance):
+        with SizeMode(provenance), patched_in_this_thread(LOGARITHMS):
             output = forward(*args, **kwargs)
         provenance.close()
         return output

@@ -28,6 +28,7 @@ from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recorder import seen_by
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance
+from shardwright.planner.trace.to_graph.graph_facts import slice_of
 from shardwright.rules.call import OpCall, Operand, name_of
 from shardwright.rules.normalization import TABLE as NORMS
 from shardwright.rules.normalization import UPDATED
@@ -109,6 +110,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph.equal = [*_equal(graph, provenance.equal)]
     graph.length_tests = provenance.deciding
     _mark_lost_lengths(graph, record, provenance, names)
+    _mark_cuts(graph, record, names)
     return graph
 
 
@@ -133,6 +135,18 @@ def _mark_lost_lengths(
                 graph.marks.beside_lost |= {(n, graph.reads[number], dim) for n in near}
             else:
                 graph.marks.decided_unseen |= near
+
+
+def _mark_cuts(graph: Graph, record: Record, names: Mapping[int, str]) -> None:
+    """Mark the results of ops that cut by a length: in functions that get it, and slices."""
+    found = [(names[id(t)], reads) for t, reads in record.by_reads if id(t) in names]
+    producers = graph.producers()
+    for size in graph.sizes:
+        if (op := slice_of(producers, size)) is not None:
+            found.append((op.outputs[0], frozenset(reads_of(size.expression))))
+    graph.marks.cut_by = {
+        (name, graph.reads[n], dim) for name, reads in found for n, dim in reads if n in graph.reads
+    }
 
 
 def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iterator[SizeArgument]:

@@ -136,16 +136,17 @@ def run_on_fake(
     runs: Sequence[Run],
     opaque: Opaque,
     users: UsersValues | None = None,
+    most: int | None = None,
 ) -> None:
     """Make `runs` of `module`, which is on meta, on fake tensors.
 
     Modules in `opaque` do not run. Modules that run in another dtype keep that dtype afterwards.
-    `users` logs the values that users would see.
+    `users` logs the values that users would see. After `most` ops, if given, it raises TooManyOps.
 
     Fake tensors are used instead of plain meta tensors because model code recognizes them and does
     not read their values.
     """
-    fake = LikeReal()
+    fake = LikeReal(most)
     runs = opaque.made(runs)
     plain = [(run.args, dict(run.kwargs)) for run in runs]
     given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)
@@ -164,7 +165,7 @@ def run_on_fake(
         isolated(module),
         torch.no_grad(),
         patched_in_this_thread([(nn.Module, "_apply", _convert)]),
-        opaque.standing_in(module, empty),
+        opaque.standing_in(module, empty, fake.known),
         fake,
         DataQueries(opaque, fake.known),
         by_heads(module),
