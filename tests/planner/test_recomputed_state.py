@@ -157,8 +157,8 @@ def test_caches_given_by_position_are_left_out() -> None:
 
 def test_users_turn_it_on() -> None:
     """Blocks read a parameter of a module within them, in a forward that transformers wraps."""
-    config, model = zoo.build("lfm2")
-    model = model.double().train()
+    config, built = zoo.build("lfm2")
+    model: Any = built.double().train()
     found = planning.plan(model, tp=2)
     model.gradient_checkpointing_enable()
     given = zoo.inputs("lfm2", config)
@@ -173,7 +173,7 @@ def test_recomputation_that_does_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="no list of blocks that can be computed again"):
         planning.plan(model, recompute=True, **TRAINING)
     with pytest.raises(UsageError, match="recompute is for training"):
-        planning.plan(model, recompute=True, **TRAINING | {"phase": "prefill"})
+        planning.plan(model, recompute=True, **{**TRAINING, "phase": "prefill"})
 
 
 @pytest.mark.parametrize("wrong", [2, {"blocks": "2"}, {"blocks": 1.5}, "all"])
