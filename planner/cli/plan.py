@@ -280,7 +280,7 @@ def warn(result: Plan, module: nn.Module) -> None:
             f"Warning: {ranks} ranks, and the model has {heads} attention heads: attention cannot "
             f"be split by heads over all of them; up to --tp {heads} it can"
         )
-    from shardwright.planner.trace.runs.argument_options import OPTIONS
+    from shardwright.planner.trace.inputs.argument_options import OPTIONS
 
     given = {name for call in result.calls if not call.module for name in call.inputs}
     for name in OPTIONS.keys() & inspect.signature(module.forward).parameters.keys() - given:

@@ -24,8 +24,8 @@ from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
+from shardwright.planner.trace.folded_trace import trace_folded
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.runs.folded_trace import trace_folded
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
 from shardwright.planner.trace.trace import trace_model

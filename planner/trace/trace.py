@@ -5,16 +5,17 @@ The steps, in order:
 1. `model/`: `read_source` builds or copies the model on the meta device, without weights.
 2. `runs/`: the calls that the plan must hold for are chosen: the plain call, calls with masks,
    labels and caches, decoding steps, training mode, towers that the plain call does not use.
-   Example inputs are made if the user gives none.
+   Example inputs are made if the user gives none (`inputs/`).
 3. `record/`: the model's own code runs once for each call, on fake tensors. Each ATen call and
-   each module boundary is recorded.
+   each module boundary is recorded. `torch_features/` has what make_fx would not show as plain
+   ops: flex_attention, cond, scripted functions.
 4. During the run, queries of the code are answered and noted: `queries/` (training mode, gradients,
    autocast, flags), `data_queries/` (values of tensors), `sizes/` (integers and what they are
    computed from), `state/` (what modules keep between calls). A module that cannot be traced
    becomes one op: `opaque/`.
 5. `to_graph/`: the record becomes the planner's graph, with facts about its tensors.
-6. `runs/folded_trace.py`: steps 3 to 5 run on a model with one block of each kind, which represents
-   all blocks of that kind. `runs/compared_runs.py` repeats them in other contexts, and compares.
+6. `folded_trace.py`: steps 3 to 5 run on a model with one block of each kind, which represents
+   all blocks of that kind. `compared_runs.py` repeats them in other contexts, and compares.
 
 `trial/` serves the dry run of a plan: it runs the split model on fake tensors and compares it with
 the unsharded model.
@@ -28,9 +29,9 @@ from dataclasses import replace
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import PAGED
 from shardwright.planner.problem.pins import Pin
+from shardwright.planner.trace.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.batched_call import batched_call
-from shardwright.planner.trace.runs.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.state.code_state import look_anew
 

@@ -16,8 +16,8 @@ import shardwright
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.model.source import read_source
-from shardwright.planner.trace.runs.folded_trace import trace_all
 from shardwright.runtime.api import apply
 from shardwright.runtime.calls.proven import ALIKE
 from shardwright.runtime.communication.mesh import Mesh

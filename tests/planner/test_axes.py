@@ -24,7 +24,7 @@ from shardwright.planner.graph.axes import (
     unify,
 )
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.runs.trace_runs import trace
+from shardwright.planner.trace.trace_runs import trace
 from tests import planning
 from tests.planner.mlps import WIDTH, GatedByNumbers, GatedBySteps, Mlp, Shuffled
 from tests.planner.modules import HEAD, HEADS, Attention, Fused, Grouped, Language

@@ -25,9 +25,9 @@ from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, search
 from shardwright.planner.search.search_state import start
 from shardwright.planner.search.task import Task
+from shardwright.planner.trace import folded_trace
+from shardwright.planner.trace.folded_trace import traced
 from shardwright.planner.trace.model.source import Source, read_source
-from shardwright.planner.trace.runs import folded_trace
-from shardwright.planner.trace.runs.folded_trace import traced
 from tests.marks import long, sampled
 from tests.planning import ASKED
 

@@ -13,11 +13,11 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from shardwright.planner.trace.inputs.documented_shapes import as_documented, documented
+from shardwright.planner.trace.inputs.example_inputs import example_inputs
+from shardwright.planner.trace.inputs.subject import Subject
 from shardwright.planner.trace.model.source import from_config, read_source
-from shardwright.planner.trace.runs.documented_shapes import as_documented, documented
 from shardwright.planner.trace.runs.example_calls import example_call
-from shardwright.planner.trace.runs.example_inputs import example_inputs
-from shardwright.planner.trace.runs.subject import Subject
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors

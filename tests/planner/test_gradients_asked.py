@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, is_grad_enabled, nn
 
-from shardwright.planner.trace.runs.trace_runs import trace
+from shardwright.planner.trace.trace_runs import trace
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import features, planned, randomize

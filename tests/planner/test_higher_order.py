@@ -140,7 +140,17 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_by_name(kind: type[nn.Module]) -> None:
     with pytest.raises(ModelError, match=REFUSED[kind]):
-        plan(kind(), 2, args=(torch.randn(3, 19, 64),))
+        plan(kind(), 2, args=(torch.randn(3, 19, 64, device="meta"),))
+
+
+def test_passes_of_other_data() -> None:
+    """With data, as many passes are traced as that takes. Other data may take more, or fewer."""
+    model = nn.Sequential(MLP(), Endless(), MLP()).requires_grad_(False).double()
+    x = torch.rand(3, 19, 64).double()
+    found = plan(model, 2, args=(x,))
+    for given in (x, x - 1e3, x + 1e3):
+        for got in run_ranks(2, lambda mesh, x=given: apply(copy.deepcopy(model), found, mesh)(x)):
+            torch.testing.assert_close(got, model(given), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

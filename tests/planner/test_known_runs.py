@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.data_queries.branch_paths import both, fewer
+from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.runs.folded_trace import trace_all
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run, RunRefused
-from shardwright.planner.trace.runs.trace_runs import trace
 from shardwright.planner.trace.runs.training_runs import in_training
+from shardwright.planner.trace.trace_runs import trace
 
 RUNS = [Run("", (), {"x": 1}), Run("", (), {"x": 1, "y": 2})]
 

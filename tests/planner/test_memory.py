@@ -26,7 +26,7 @@ from shardwright.planner.problem.optimize import Optimum, OverBudget
 from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.model.source import read_source
-from shardwright.planner.trace.runs.trace_runs import trace
+from shardwright.planner.trace.trace_runs import trace
 from tests import zoo
 from tests.planning import plan
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.runs.trace_runs import trace
 from shardwright.planner.trace.sizes.expressions import attributes_of, evaluate, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
+from shardwright.planner.trace.trace_runs import trace
 from tests import planning
 from tests.planner.equal import assert_equal
 from tests.planner.mlps import WIDTH, InverseSize

@@ -17,8 +17,8 @@ from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.model.source import from_config
 from shardwright.planner.trace.record import boundaries as boundaries
-from shardwright.planner.trace.runs.trace_runs import trace
 from shardwright.planner.trace.sizes.expressions import attributes_of
+from shardwright.planner.trace.trace_runs import trace
 from tests import planning
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
 from tests.planner.modules import (

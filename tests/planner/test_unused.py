@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.prover import Prover
+from shardwright.planner.trace import folded_trace
+from shardwright.planner.trace.inputs.argument_options import OTHERS, SIDE
+from shardwright.planner.trace.inputs.example_inputs import example_inputs
 from shardwright.planner.trace.model.source import read_source
-from shardwright.planner.trace.runs import folded_trace
-from shardwright.planner.trace.runs.argument_options import OTHERS, SIDE
-from shardwright.planner.trace.runs.example_inputs import example_inputs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs
 from shardwright.runtime.communication.audit import count_collectives

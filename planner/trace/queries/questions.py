@@ -4,11 +4,11 @@ All queries that model code may make:
 
 | query | answer | consequence |
 |---|---|---|
-| training mode: `self.training` | the current mode of the module | if code may do something else in the other mode, all runs are made in training mode too (`runs/compared_runs.py`) |
+| training mode: `self.training` | the current mode of the module | if code may do something else in the other mode, all runs are made in training mode too (`compared_runs.py`) |
 | gradients: `torch.is_grad_enabled()` | both | the run is made once with each answer (`data_queries/branch_paths.py`) |
-| autocast | off | the runs are made again with autocast on; if code then does more than cast, the plan is not for autocast (`runs/compared_runs.py`) |
+| autocast | off | the runs are made again with autocast on; if code then does more than cast, the plan is not for autocast (`compared_runs.py`) |
 | export: `torch.compiler.is_exporting()` | yes; no, if the code fails under export | none (`trace_lock.py`) |
-| numbers among the arguments | their values | the runs are made again with opaque numbers; the plan is for any number if no code depends on its value (`runs/compared_runs.py`) |
+| numbers among the arguments | their values | the runs are made again with opaque numbers; the plan is for any number if no code depends on its value (`compared_runs.py`) |
 | flags among the arguments | their values | the plan is for these flags (`flags.py`) |
 | sizes and integers | integers that record what they were computed from | equations that the plan must satisfy (`sizes/`) |
 | values of tensors | see `data_queries/` | see `data_queries/` |

@@ -18,16 +18,16 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.trace.inputs.argument_options import OPTIONS, options
+from shardwright.planner.trace.inputs.documented_shapes import documented
+from shardwright.planner.trace.inputs.example_inputs import CONTENT, example_inputs
+from shardwright.planner.trace.inputs.subject import Subject, number
 from shardwright.planner.trace.model.input_values import remember
-from shardwright.planner.trace.runs.argument_options import OPTIONS, options
 from shardwright.planner.trace.runs.decoding import SWITCH
-from shardwright.planner.trace.runs.documented_shapes import documented
-from shardwright.planner.trace.runs.example_inputs import CONTENT, example_inputs
 from shardwright.planner.trace.runs.further_runs import has_switch
 from shardwright.planner.trace.runs.package_calls import package_calls
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.subject import Subject, number
 from shardwright.planner.trace.runs.unused_modules import Trial, attempt, settles
 
 GET_BASE = "get_base_model"

@@ -10,9 +10,9 @@ from torch import nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH
+from shardwright.planner.trace.inputs.searched_inputs import Search
+from shardwright.planner.trace.inputs.subject import Subject
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.searched_inputs import Search
-from shardwright.planner.trace.runs.subject import Subject
 from shardwright.planner.trace.runs.unused_modules import Trial, attempt
 from shardwright.runtime.model.packages import is_of_diffusers, is_of_timm
 

@@ -20,12 +20,12 @@ from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
+from shardwright.planner.trace.inputs.example_inputs import example_inputs
+from shardwright.planner.trace.inputs.subject import number
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.fake_mode import TooManyOps
-from shardwright.planner.trace.runs.example_inputs import example_inputs
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.subject import number
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
 
 ENCODED = ("encoder_hidden_states", "encoder_outputs")

@@ -19,14 +19,14 @@ from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record.fake_mode import META, LikeReal, OnMeta
-from shardwright.planner.trace.record.flex_attention import flex_attention_as_ops
-from shardwright.planner.trace.record.higher_order_ops import higher_order_ops_as_python
-from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run, Runner, cast
 from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.thread_patches import patched_in_this_thread
+from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
+from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
+from shardwright.planner.trace.torch_features.torchscript import as_python
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from shardwright.planner.contract.names import MASKS
-from shardwright.planner.trace.runs.argument_options import BESIDE, OPTIONS, beside, options
-from shardwright.planner.trace.runs.documented_shapes import documented
-from shardwright.planner.trace.runs.subject import Subject
+from shardwright.planner.trace.inputs.argument_options import BESIDE, OPTIONS, beside, options
+from shardwright.planner.trace.inputs.documented_shapes import documented
+from shardwright.planner.trace.inputs.subject import Subject
 
 CONTENT = ("input_ids", "pixel_values", "input_features", "input_values", "bbox")
 """Arguments that models may need although they have a default: pairs of towers take two."""

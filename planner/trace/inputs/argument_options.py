@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE
-from shardwright.planner.trace.runs.documented_shapes import as_documented
-from shardwright.planner.trace.runs.subject import Subject, number, sides
+from shardwright.planner.trace.inputs.documented_shapes import as_documented
+from shardwright.planner.trace.inputs.subject import Subject, number, sides
 
 FRAMES = 296
 """Frames of audio. Halved three times, it still differs from other sizes."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
-from shardwright.planner.trace.runs.subject import Subject, sides
+from shardwright.planner.trace.inputs.subject import Subject, sides
 
 LINE = re.compile(
     r"^\s*(?P<name>\w+) \(`(?:torch\.)?(?P<kind>\w*)Tensor`\s+of shape\s+"

@@ -22,11 +22,8 @@ from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsD
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record import boundaries, parametrized
-from shardwright.planner.trace.record.flex_attention import flex_attention_as_ops
-from shardwright.planner.trace.record.higher_order_ops import higher_order_ops_as_python
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
-from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.runs.run import Run, Runner, RunRefused
 from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.sizes import sourced_attributes
@@ -36,6 +33,9 @@ from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.state.persistent_state import Keeps, KeptNumbers, Retrace
 from shardwright.planner.trace.to_graph import graph_facts
 from shardwright.planner.trace.to_graph.translate import translate
+from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
+from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
+from shardwright.planner.trace.torch_features.torchscript import as_python
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.runtime.boundary.patches import parametrizations_in_place
 from shardwright.runtime.modules.attention import by_heads

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ, TRACE_STEP
-from shardwright.planner.trace.runs.denoiser_arguments import Option, options, sides
-from shardwright.planner.trace.runs.input_trial import Ended, Given, arguments, tried
-from shardwright.planner.trace.runs.subject import Subject
+from shardwright.planner.trace.inputs.denoiser_arguments import Option, options, sides
+from shardwright.planner.trace.inputs.input_trial import Ended, Given, arguments, tried
+from shardwright.planner.trace.inputs.subject import Subject
 
 MOST = 64
 """Trials of one model at most."""

@@ -21,21 +21,21 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
-from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
-from shardwright.planner.trace.model.quantized_parameters import mark_quantized
-from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries.questions import Asked, noted
-from shardwright.planner.trace.runs.compared_runs import (
+from shardwright.planner.trace.compared_runs import (
     free_numbers,
     note_training,
     same_under_autocast,
 )
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
+from shardwright.planner.trace.model.quantized_parameters import mark_quantized
+from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.runs.further_runs import Wish
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run, RunRefused
-from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
 from shardwright.planner.trace.trace_lock import alone
+from shardwright.planner.trace.trace_runs import trace_runs
 
 Traced = tuple[Source, Folding, Unfolded]
 

@@ -25,13 +25,13 @@ from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.runs.training_runs import (
     changes_more,
     in_training,
     no_python_random,
 )
 from shardwright.planner.trace.trace_lock import alone
+from shardwright.planner.trace.trace_runs import trace_runs
 from shardwright.rules.registry import rule_for
 
 CASTING = ("to", "_to_copy", "type_as")

@@ -19,7 +19,7 @@ from shardwright.planner.graph.trace_sizes import (
     TRACE_SOURCE,
     TRACE_STEP,
 )
-from shardwright.planner.trace.runs.subject import Subject
+from shardwright.planner.trace.inputs.subject import Subject
 
 Option = Mapping[str, Any]
 """Values by argument, or by `argument.key`."""
