@@ -19,7 +19,7 @@ def every(names: str) -> Marks:
     """An entry of each kind, of tensors with these names."""
     out = Marks()
     for name, kind in KINDS.items():
-        several = kind.demand is Demand.ONE_STATE or name == "beside_lost"
+        several = kind.demand is Demand.ONE_STATE or name in ("beside_lost", "cut_by")
         setattr(out, name, {kind.naming(("", 7), tuple(names if several else names[0]))})
     return out
 
@@ -34,7 +34,7 @@ def test_kept_marks_are_those_of_tensors_that_are_kept() -> None:
     assert every("ab").kept("ab") == every("ab")
     alone = every("ab").kept("a")
     pairs: dict[str, set[Any]] = dict.fromkeys(
-        ("changed_in_regions", "resumed", "modes", "in_place", "beside_lost"), set()
+        ("changed_in_regions", "resumed", "modes", "in_place", "beside_lost", "cut_by"), set()
     )
     assert alone == replace(every("ab"), written=set(), **pairs)
     assert every("ab").kept("b") == Marks()
