@@ -344,6 +344,14 @@ def test_given_numbers_are_not_made_up() -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_numbers_of_checkpoints_are_made_up() -> None:
+    """A buffer that is saved may have another value in the checkpoint that is loaded."""
+    model = Windowed().double()
+    model.windows._non_persistent_buffers_set.clear()
+    with pytest.raises(ModelError, match="on made-up data it fails: ValueError: too few"):
+        plan(model, 2, args=(torch.randn(3, 19, WIDTH), torch.tensor([3, 2, 4])))
+
+
 def test_made_up_data_is_said_to_be() -> None:
     """The model itself runs: nothing else is claimed."""
     with pytest.raises(ModelError, match="on made-up data it fails: ValueError: too few"):

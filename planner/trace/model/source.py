@@ -237,8 +237,10 @@ def from_config(
     move_to_meta(model)
     for module in model.modules():  # buffers of `torch.tensor(values)` and the like
         for name, buffer in module._buffers.items():
-            on_meta = None if buffer is None else remembered(buffer, buffer.to("meta"))
-            module._buffers[name] = on_meta
+            if buffer is not None:
+                on_meta = buffer.to("meta")
+                own = name in module._non_persistent_buffers_set
+                module._buffers[name] = remembered(buffer, on_meta) if own else on_meta
     return model.eval()
 
 
@@ -267,8 +269,15 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         return duplicate(module)
     memo: dict[int, Any] = {}
     computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
+    stored = {  # a checkpoint may have others
+        id(t)
+        for m in module.modules()
+        for name, t in (*m._parameters.items(), *m._buffers.items())
+        if name not in m._non_persistent_buffers_set
+    }
     for t in {id(t): t for t in (*tensors, *computed, *_of_block_masks(module))}.values():
-        empty = remembered(t, torch.empty_like(t.detach(), device="meta"))
+        empty = torch.empty_like(t.detach(), device="meta")
+        empty = empty if id(t) in stored else remembered(t, empty)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
 
