@@ -96,18 +96,20 @@ def fault(module: nn.Module, mixture: Mixture) -> str | None:
     elements = EXPERTS * sum(p.numel() for p in stacks) // mixture.count
     factors = [common // NARROW] * (common >= 2 * NARROW) + [1] * (elements <= LARGEST)
     text = "its experts are too large to be tried with random numbers"
-    ran = 0
-    for factor, dtype in product(factors, TOLERANCE):
-        if ran and factor != ran:
-            break  # copies that are not narrow are tried with fewer tokens
-        try:
-            with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.device("cpu"):
-                found = _Probe(module, mixture, factor, dtype).fault()
+    for factor in factors:
+        ran = False
+        for dtype in TOLERANCE:  # code that rounds to float32 itself may yet pass in float32
+            try:
+                with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.device("cpu"):
+                    found = _Probe(module, mixture, factor, dtype).fault()
+            except Exception as error:  # whatever the model's code raises
+                text = f"its code fails on random numbers: {first_line(error)}"
+                continue
             if found is None:
                 return None
-            text, ran = found, factor  # code that rounds to float32 may yet pass in float32
-        except Exception as error:  # whatever the model's code raises
-            text = f"its code fails on random numbers: {first_line(error)}"
+            text, ran = found, True
+        if ran:
+            break  # copies that are not narrow are tried with fewer tokens
     return text
 
 

@@ -20,12 +20,10 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsData, Unproven
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
-from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record import boundaries, parametrized
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
 from shardwright.planner.trace.runs.run import Run, Runner, RunRefused
-from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.sizes import sourced_attributes
 from shardwright.planner.trace.sizes.expressions import attributes_of
 from shardwright.planner.trace.sizes.provenance import Provenance
@@ -33,12 +31,8 @@ from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.state.persistent_state import Keeps, KeptNumbers, Retrace
 from shardwright.planner.trace.to_graph import graph_facts
 from shardwright.planner.trace.to_graph.translate import translate
-from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
-from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
-from shardwright.planner.trace.torch_features.torchscript import as_python
+from shardwright.planner.trace.torch_features.traceable import traceable
 from shardwright.planner.trace.trace_lock import alone
-from shardwright.runtime.boundary.patches import parametrizations_in_place
-from shardwright.runtime.modules.attention import by_heads
 
 ON_META = "give inputs with which its forward runs on meta tensors"
 IN_A_MODULE = (
@@ -123,14 +117,8 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
     with (
         alone(),
         warnings.catch_warnings(),
-        by_heads(module),
-        batches_counted(module),
-        as_python(),
-        flex_attention_as_ops(),
-        higher_order_ops_as_python(),
-        answered(),
+        traceable(module),
         parametrized.refused(module),
-        parametrizations_in_place(),
     ):
         warnings.simplefilter("ignore")
         exported, numbers, keeps, refused, furthest = True, KeptNumbers(), None, "", 0

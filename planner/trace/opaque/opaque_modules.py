@@ -165,7 +165,8 @@ class Opaque:
             said = tuple(Object if is_own(v) else stated(v, known.value) for v in leaves)
             given = Given(said, objects.described(stated))
             result = self._result(self.alike[name], given, spec, objects, module.training)
-            self.stateful |= {name} if result.stateful else set()
+            if result.stateful:
+                self.stateful.add(name)
             read = map(objects.parts.__getitem__, result.touched)
             tensors = [t for t in (*leaves, *state(module), *read) if isinstance(t, Tensor)]
             values = [*result.found, *(change.value for change in result.changes)]

@@ -152,8 +152,9 @@ def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
     names, at = inspect.signature(module.forward).parameters, Subject(module, _dtype(module))
     image = at.number("image_token_id", "image_token_index")
-    each = [option for name in at.needed for option in islice(options(at, name), 1)]
-    needed = {name: value for option in each for name, value in option.items()}
+    needed: dict[str, Any] = {}
+    for name in at.needed:
+        needed |= next(options(at, name), {})
     for images in _images(module) if image or PLACES in names else ():
         count = _image_tokens(module, images, needed)
         if count is None:

@@ -17,21 +17,16 @@ from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.model.skeletons import Hollow
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
-from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record.fake_mode import META, LikeReal, OnMeta
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run, Runner, cast
-from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.thread_patches import patched_in_this_thread
-from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
-from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
-from shardwright.planner.trace.torch_features.torchscript import as_python
+from shardwright.planner.trace.torch_features.traceable import traceable
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
-from shardwright.runtime.boundary.patches import parametrizations_in_place
-from shardwright.runtime.modules.attention import by_heads, split_by_heads
+from shardwright.runtime.modules.attention import split_by_heads
 
 
 def calls_of(
@@ -168,12 +163,6 @@ def run_on_fake(
         opaque.standing_in(module, empty, fake.known),
         fake,
         DataQueries(opaque, fake.known),
-        by_heads(module),
-        batches_counted(module),
-        as_python(),
-        flex_attention_as_ops(),
-        higher_order_ops_as_python(),
-        answered(),
-        parametrizations_in_place(),
+        traceable(module),
     ):
         (Runner(module, on_fake=True) if users is None else users.runner(given))(given)

@@ -1,0 +1,31 @@
+"""What holds wherever a model's code runs to be traced, or to be tried on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from shardwright.planner.trace.queries.questions import answered
+from shardwright.planner.trace.runs.training_runs import batches_counted
+from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
+from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
+from shardwright.planner.trace.torch_features.torchscript import as_python
+from shardwright.runtime.boundary.patches import parametrizations_in_place
+from shardwright.runtime.modules.attention import by_heads
+
+
+@contextmanager
+def traceable(module: nn.Module) -> Iterator[None]:
+    """Context manager in which code of `module` calls what can be recorded, and is answered."""
+    with (
+        by_heads(module),
+        batches_counted(module),
+        as_python(),
+        flex_attention_as_ops(),
+        higher_order_ops_as_python(),
+        answered(),
+        parametrizations_in_place(),
+    ):
+        yield
