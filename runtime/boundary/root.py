@@ -35,7 +35,7 @@ from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.checkpoint.write import save
-from shardwright.runtime.code.names_in_code import names_in
+from shardwright.runtime.code.names_in_code import names_it_reads
 from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
@@ -322,9 +322,5 @@ def front_for(module: nn.Module) -> type:
         return BoundaryModule
     own = any(p is not None for p in (*module._parameters.values(), *module._buffers.values()))
     inner = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
-    kinds = [kind for kind in type(module).__mro__ if kind.__module__ != nn.Module.__module__]
-    members = [pair for kind in kinds for pair in vars(kind).items() if inspect.isfunction(pair[1])]
-    methods = [inspect.unwrap(method) for name, method in members if name != "__init__"]
-    asked = names_in(method.__code__ for method in methods if inspect.isfunction(method))
-    asks = not inner.isdisjoint(asked)
-    return LocalModule if own or asks else BoundaryModule
+    local = own or not inner.isdisjoint(names_it_reads(module))
+    return LocalModule if local else BoundaryModule

@@ -34,12 +34,30 @@ class ReadNames:
         of: dict[str, list[FunctionType]] = {}
         for function in (*functions, *_of_torch(model)):
             of.setdefault(function.__name__, []).append(function)
-        found, todo = set[str](), ["forward", "__call__", "__getattr__"]
-        while todo:
-            more = {*names_in(f.__code__ for f in of.pop(todo.pop(), ()))} - found
-            found |= more
-            todo += more
-        self.in_forwards = frozenset(found)
+        self.in_forwards = frozenset(_reached(of, {"forward", "__call__", "__getattr__"}))
+
+
+def names_it_reads(module: nn.Module) -> set[str]:
+    """The names in a module's own methods, and in those methods of modules in it that they call.
+
+    What a forward of a module in it reads is left out.
+    """
+    of: dict[str, list[FunctionType]] = {}
+    for function in _methods(type(m) for m in module.modules()):
+        if function.__name__ not in ("forward", "__call__"):
+            of.setdefault(function.__name__, []).append(function)
+    own = {*names_in(f.__code__ for f in _methods([type(module)]))}
+    return own | _reached(of, own)
+
+
+def _reached(of: dict[str, list[FunctionType]], first: Iterable[str]) -> set[str]:
+    """The names in functions of these names, and in those that they call; `of` gets empty."""
+    found, todo = set[str](), [*first]
+    while todo:
+        more = {*names_in(f.__code__ for f in of.pop(todo.pop(), ()))} - found
+        found |= more
+        todo += more
+    return found
 
 
 def names_in(codes: Iterable[CodeType]) -> Iterator[str]:
@@ -73,6 +91,11 @@ def _of_torch(model: nn.Module) -> Iterator[FunctionType]:
     for kind in kinds:
         if kind.__module__.startswith("torch.nn.modules.") and kind is not nn.Module:
             yield from _but_builders(vars(kind).values())
+
+
+def _methods(kinds: Iterable[type]) -> Iterator[FunctionType]:
+    for kind in {kind for own in {*kinds} for kind in own.__mro__ if kind not in nn.Module.__mro__}:
+        yield from _but_builders(vars(kind).values())
 
 
 def _but_builders(members: Iterable[Any]) -> Iterator[FunctionType]:

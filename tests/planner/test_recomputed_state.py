@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
 
 from benchmarks.compare import compare, reference
 from shardwright.errors import UsageError
@@ -164,6 +165,54 @@ def test_users_turn_it_on() -> None:
     given = zoo.inputs("lfm2", config)
     expected = reference(model, given)
     for one in run_ranks(2, lambda mesh: compare(model, given, found, mesh, expected)):
+        assert one.logits <= 1e-9
+        assert one.gradients is not None and one.gradients <= 1e-9, one.worst
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def predict(self, x: Tensor) -> Tensor:
+        return x @ self.mix.weight.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x)
+
+
+class Predicts(GradientCheckpointingLayer):
+    """Calls a method that reads a parameter two modules further in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = Mixer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(self.mixer.predict(x).sin())
+
+
+class Net(PreTrainedModel):
+    config_class = PreTrainedConfig
+    supports_gradient_checkpointing = True
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.blocks = nn.ModuleList([Predicts(), Predicts()])
+        self.post_init()
+
+    def forward(self, x: Tensor) -> BaseModelOutput:
+        for block in self.blocks:
+            x = x + block(x)
+        return BaseModelOutput(last_hidden_state=x)
+
+
+def test_users_turn_it_on_where_methods_read_parameters() -> None:
+    model: Any = Net(PreTrainedConfig()).double().train()
+    found = planning.plan(model, tp=2, args=(X,))
+    model.gradient_checkpointing_enable()
+    expected = reference(model, {"x": X})
+    for one in run_ranks(2, lambda mesh: compare(model, {"x": X}, found, mesh, expected)):
         assert one.logits <= 1e-9
         assert one.gradients is not None and one.gradients <= 1e-9, one.worst
 
