@@ -17,10 +17,10 @@ from itertools import islice, zip_longest
 
 import click
 
+from shardwright.planner.hand_written.audit import OPEN, RIGHT, audit
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import table_of
 from shardwright.planner.quiet import quiet
-from shardwright.planner.report.audit import OPEN, RIGHT, audit
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.task import Task
 from tests import zoo

@@ -76,8 +76,8 @@ def measured(group: tuple[str, int, list[str]]) -> list[Row]:
 def by_hand(task: Any, phase: str) -> Row:
     """Price transformers' own plan, or say why there is none or it has no price."""
     from shardwright.errors import UsageError
+    from shardwright.planner.hand_written.price import price
     from shardwright.planner.problem.tp_plan import OWN, table_of
-    from shardwright.planner.report.hand_written import price
 
     try:
         hand = price(task, table_of(OWN, task.source.module))

@@ -71,9 +71,9 @@ def priced(kind: str, name: str) -> Row:
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    from shardwright.planner.hand_written.price import price
     from shardwright.planner.prepare import prepare
     from shardwright.planner.problem.tp_plan import table_of
-    from shardwright.planner.report.hand_written import price
     from shardwright.planner.search.ladder import search
     from shardwright.planner.search.solution import SolverOptions
     from tests import zoo

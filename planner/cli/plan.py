@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.report.hand_written import HandWritten
+    from shardwright.planner.hand_written.price import HandWritten
     from shardwright.planner.search.meshes import Cluster
 
 
@@ -175,9 +175,9 @@ def plan(
 
         from shardwright.planner.api import search_plan
         from shardwright.planner.contract.mesh import parse_mesh
+        from shardwright.planner.hand_written.price import price
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
-        from shardwright.planner.report.hand_written import price
         from shardwright.planner.search.solution import SolverOptions
         from shardwright.planner.trace.model.components import chosen_component
 
@@ -253,7 +253,7 @@ def cluster_of(
 
 def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
     """Print a plan and transformers' own plan beside it."""
-    from shardwright.planner.report.side_by_side import both_as_json, side_by_side
+    from shardwright.planner.hand_written.side_by_side import both_as_json, side_by_side
     from shardwright.planner.report.tables import show
 
     if as_json:

@@ -6,11 +6,11 @@ from typing import Any
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.hand_written.price import HandWritten, price, unsharded
 from shardwright.planner.picture.view import Shown
 from shardwright.planner.picture.weights import Weights
 from shardwright.planner.problem.tp_plan import OWN, table_of
 from shardwright.planner.report.explain import explained, made
-from shardwright.planner.report.hand_written import HandWritten, price, unsharded
 from shardwright.planner.search.search_state import SearchState
 
 

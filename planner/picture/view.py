@@ -28,8 +28,8 @@ from shardwright.planner.wording import (
 )
 
 if TYPE_CHECKING:  # these import torch, which showing a plan does not need
+    from shardwright.planner.hand_written.price import HandWritten
     from shardwright.planner.report.explain import Explanation
-    from shardwright.planner.report.hand_written import HandWritten
 
 LARGE = 0.01
 """Replicated parameters are listed if they have at least this share of all bytes."""

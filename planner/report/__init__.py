@@ -1,1 +1,1 @@
-"""Reports on plans: tables, explanations, differences, comparison with hand-written plans."""
+"""Reports on plans: tables, explanations, differences."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit_faults import planted
+from shardwright.planner.hand_written.audit import OPEN, RIGHT, TRAINING, WRONG, Audited, audit
+from shardwright.planner.hand_written.block_cuts import cuts_in_blocks
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import read, table_of
-from shardwright.planner.report.audit import OPEN, RIGHT, TRAINING, WRONG, Audited, audit
-from shardwright.planner.report.block_cuts import cuts_in_blocks
 from shardwright.planner.search.restrictions import Formulation, Restrictions, formulate
 from shardwright.planner.search.task import Task
 from tests import zoo

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shardwright.errors import UsageError
+from shardwright.planner.hand_written.price import HandWritten, price
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import pins, read, split_dim, style_of, table_of
-from shardwright.planner.report.hand_written import HandWritten, price
 from tests import planning, zoo
 from tests.cli.conftest import tiny
 

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.contract.plan_figures import Prediction
+from shardwright.planner.hand_written.audit import OPEN, RIGHT, TRAINING, WRONG, audit
+from shardwright.planner.hand_written.blame import Fault
+from shardwright.planner.hand_written.block_cuts import BLOCK, cuts_in_blocks
+from shardwright.planner.hand_written.subjects import Subject
 from shardwright.planner.on_ranks.small import smaller_configs
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import read, table_of
 from shardwright.planner.report import tables
-from shardwright.planner.report.audit import OPEN, RIGHT, TRAINING, WRONG, audit
-from shardwright.planner.report.audit_subjects import Subject
-from shardwright.planner.report.blame import Fault
-from shardwright.planner.report.block_cuts import BLOCK, cuts_in_blocks
 from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.search_state import start
 from shardwright.planner.search.solution import SolverOptions, predicted

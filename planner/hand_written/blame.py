@@ -9,11 +9,11 @@ from shardwright.errors import InfeasibleError
 from shardwright.planner.graph.axes import ATOM, Dim, find
 from shardwright.planner.graph.graph import EQUAL, Graph, Op, SizeArgument
 from shardwright.planner.graph.marks import KINDS
+from shardwright.planner.hand_written.first_fault import Fact
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.tp_moves import COPIED, GATHERED, SLICED, SUMMED, TERM
 from shardwright.planner.problem.tp_plan import Rules, style_of
 from shardwright.planner.problem.tp_table import Unsplittable
-from shardwright.planner.report.first_fault import Fact
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.obstacles import place
 from shardwright.planner.strategies.state import State

@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.plan_figures import Prediction
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.problem.builder import CostFunctionNetwork
-from shardwright.planner.problem.infeasible_core import Contradiction, in_words
-from shardwright.planner.problem.tp_plan import Rules, read
-from shardwright.planner.report.blame import (
+from shardwright.planner.hand_written.blame import (
     CAUTION,
     Fault,
     of_fact,
@@ -25,8 +22,17 @@ from shardwright.planner.report.blame import (
     of_size,
     of_style,
 )
-from shardwright.planner.report.first_fault import Fact, first_fault, holds, of_values, without
-from shardwright.planner.report.hand_written import of_table
+from shardwright.planner.hand_written.first_fault import (
+    Fact,
+    first_fault,
+    holds,
+    of_values,
+    without,
+)
+from shardwright.planner.hand_written.price import of_table
+from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.problem.infeasible_core import Contradiction, in_words
+from shardwright.planner.problem.tp_plan import Rules, read
 from shardwright.planner.search.dry_run import unmet_sizes
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.solution import priced

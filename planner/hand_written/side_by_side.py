@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.hand_written.price import HandWritten
 from shardwright.planner.report import tables
-from shardwright.planner.report.hand_written import HandWritten
 from shardwright.planner.units import human_bytes
 from shardwright.planner.wording import costs_in_words, parameter_in_words
 

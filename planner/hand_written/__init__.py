@@ -1,0 +1,1 @@
+"""Tensor-parallel tables that people wrote: priced as ours are, audited, shown beside ours."""
