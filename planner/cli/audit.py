@@ -32,9 +32,9 @@ def audit(
     The exit code is 1 if a table is wrong.
     """
     with working(f"listing the tables of {library}"):
+        from shardwright.planner.hand_written import audit_report as report
         from shardwright.planner.hand_written.audit import OPEN, RIGHT
         from shardwright.planner.hand_written.subjects import subjects
-        from shardwright.planner.hand_written import audit_report as report
         from shardwright.planner.report.tables import show
 
         found = subjects(names)
