@@ -135,7 +135,7 @@ def tune_search(
     order = sorted(range(len(others)), key=lambda i: trials[i].share)
     chosen = others[order[0]] if trials[order[0]].share <= GAIN else ended
     kept = chosen.plan.model_copy(update={"trials": [trials[i] for i in order]})
-    return replace(chosen, outcome=kept.sealed(), over=None, beyond=None)
+    return replace(chosen, outcome=kept.sealed(), error_without_sp=None, error_on_device=None)
 
 
 def other_searches(ended: SearchState, meshes: Sequence[SearchState]) -> Iterator[SearchState]:

@@ -52,8 +52,7 @@ def recompute_all(now: SearchState) -> SearchState | None:
         return None
     load = task.workload.model_copy(update={"recomputed": task.recomputable})
     every = replace(task, workload=load, recomputing=None)
-    again = start(every, now.asked, now.restrictions)
-    return replace(again, keeping=now, over=now.over, beyond=now.beyond)
+    return replace(now.restart(every), without_recompute=now)
 
 
 class Saving(NamedTuple):
@@ -70,7 +69,7 @@ class Saving(NamedTuple):
 
 def saving(now: SearchState) -> Saving | None:
     """Return what fewer blocks would save; None if not all blocks are computed again."""
-    found, kept = now.outcome, now.keeping
+    found, kept = now.outcome, now.without_recompute
     if kept is None or kept.formulation is None or not isinstance(found, Solution):
         return None
     over, most = kept.outcome, sum(kept.task.recomputable.values())
@@ -85,7 +84,7 @@ def saving(now: SearchState) -> Saving | None:
 
 def recompute_fewer(now: SearchState) -> SearchState | None:
     """If not all blocks need to be computed again, do so with as few as fit."""
-    kept, save = now.keeping, saving(now)
+    kept, save = now.without_recompute, saving(now)
     if kept is None or save is None or kept.task.recomputing is None:
         return None
     blocks, over, fewer, count = kept.task.recomputable, kept.outcome, now, 0
@@ -94,10 +93,10 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
         if count >= sum(blocks.values()):
             break
         task = kept.task.recomputing(_firsts(blocks, count))
-        fewer = climb(start(task, now.asked, now.restrictions), FITTING)
+        fewer = climb(now.restart(task), FITTING)
         over = fewer.outcome
     fewer = fewer if isinstance(over, Solution) else now
-    return replace(fewer, keeping=None, over=now.over, beyond=now.beyond)
+    return replace(fewer, without_recompute=None)
 
 
 def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
@@ -117,7 +116,9 @@ def least_memory(now: SearchState) -> SearchState | None:
         return None
     asked = replace(asked, objective="memory")
     again = start(now.task, asked, now.restrictions)
-    again = replace(again, formulation=now.formulation, conflicts=now.conflicts, beyond=error)
+    again = replace(
+        again, formulation=now.formulation, conflicts=now.conflicts, error_on_device=error
+    )
     return attempt(again, again.restrictions)
 
 
@@ -188,8 +189,7 @@ def need_not_split_sequence(now: SearchState) -> SearchState | None:
     if sequence is None or not sequence.handed:
         return None
     task = replace(now.task, sequence=sequence.loose())
-    again = start(task, now.asked, now.restrictions)
-    again = replace(again, conflicts=now.conflicts, over=now.over, beyond=now.beyond)
+    again = now.restart(task)
     return attempt(again, again.restrictions)
 
 
@@ -206,20 +206,20 @@ def forbid(now: SearchState) -> SearchState | None:
     Raises:
         SolverError: `ATTEMPTS` plans failed their dry run, or the time is up.
     """
-    if not isinstance(now.outcome, Conflict):
+    conflict = now.outcome
+    if not isinstance(conflict, Conflict):
         return None
-    conflicts = (*now.conflicts, now.outcome)
-    if len(conflicts) == ATTEMPTS:
+    now = replace(now, conflicts=(*now.conflicts, conflict))
+    if len(now.conflicts) == ATTEMPTS:
         raise SolverError("no plan passed its dry run on meta: please report this model")
     if now.asked.left < 0:
         raise SolverError(
-            f"no plan within the time limit of {now.asked.seconds:g} seconds: {len(conflicts)} "
-            f"failed on meta, the last because {now.outcome.text}; raise --time-limit"
+            f"no plan within the time limit of {now.asked.seconds:g} seconds: {len(now.conflicts)} "
+            f"failed on meta, the last because {conflict.text}; raise --time-limit"
         )
-    failed = {(now.task.graph.one(name), shards) for name, shards in now.outcome.splits}
+    failed = {(now.task.graph.one(name), shards) for name, shards in conflict.splits}
     restrictions = replace(now.restrictions, forbidden=now.restrictions.forbidden | failed)
-    again = start(now.task, now.asked, restrictions)
-    return replace(again, conflicts=conflicts, over=now.over, beyond=now.beyond)
+    return now.restart(restrictions=restrictions)
 
 
 def split_along_sequence(now: SearchState) -> SearchState | None:
@@ -230,7 +230,7 @@ def split_along_sequence(now: SearchState) -> SearchState | None:
         task = now.task.along_sequence()
     except InfeasibleError:  # the model has no sequence to shard
         return None
-    return replace(start(task, now.asked), over=now.outcome)
+    return replace(start(task, now.asked), error_without_sp=now.outcome)
 
 
 class Step(NamedTuple):

@@ -144,7 +144,7 @@ def choose_mesh(
     others = sorted((choice for choice, task, _ in solved if task is not of), key=order)
     table = [chosen, *others]
     plan = ended.plan.model_copy(update={"meshes": table})
-    return replace(ended, outcome=plan.sealed(), over=None, beyond=None)
+    return replace(ended, outcome=plan.sealed(), error_without_sp=None, error_on_device=None)
 
 
 def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> list[SearchState]:
@@ -181,9 +181,9 @@ def _choice(now: SearchState) -> MeshChoice:
     cost = found.predicted if isinstance(found, Plan) else predicted(task, found)
     assert cost.memory is not None, "new predictions have it"
     figures = {"memory": cost.memory.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
-    over = now.beyond
+    over = now.error_on_device
     why = f"does not fit {human_bytes(over.budget)} a rank" if over else ""
-    why = AGAIN if now.keeping is not None and not over else why
+    why = AGAIN if now.without_recompute is not None and not over else why
     return of.model_copy(update=figures | {"fits": over is None, "why": why})
 
 

@@ -28,10 +28,10 @@ class SearchState:
         formulation: The problem that was solved last.
         before: The state to go back to if the current attempt is infeasible.
         conflicts: Conflicts of the dry runs that failed, in order.
-        over: The memory error without sequence parallelism, if the search now uses it.
-        beyond: The memory error of the device, if the search now looks for least memory.
-        keeping: The state in which no plan fits with all activations kept, if all blocks are now
-            computed again.
+        error_without_sp: The memory error without sequence parallelism, if the search now uses it.
+        error_on_device: The memory error of the device, if the search now looks for least memory.
+        without_recompute: The state in which no plan fits with all activations kept, if all blocks
+            are now computed again.
     """
 
     task: Task
@@ -41,9 +41,20 @@ class SearchState:
     formulation: Formulation | None = None
     before: SearchState | None = None
     conflicts: tuple[Conflict, ...] = ()
-    over: OverMemory | None = None
-    beyond: OverMemory | None = None
-    keeping: SearchState | None = None
+    error_without_sp: OverMemory | None = None
+    error_on_device: OverMemory | None = None
+    without_recompute: SearchState | None = None
+
+    def restart(
+        self, task: Task | None = None, restrictions: Restrictions | None = None
+    ) -> SearchState:
+        """Return the first state of a new search, with the conflicts and errors of this one."""
+        return replace(
+            start(task or self.task, self.asked, restrictions or self.restrictions),
+            conflicts=self.conflicts,
+            error_without_sp=self.error_without_sp,
+            error_on_device=self.error_on_device,
+        )
 
     @property
     def solution(self) -> Solution:
@@ -68,20 +79,20 @@ class SearchState:
         if isinstance(self.outcome, InfeasibleError):
             raise self._refusal(self.outcome)
         plan = self.outcome
-        if self.over is not None:
-            budget = f"{self.over.budget:,} bytes a rank"
+        if self.error_without_sp is not None:
+            budget = f"{self.error_without_sp.budget:,} bytes a rank"
             plan = plan.noted(f"sequence parallel: without, no plan fits {budget}")
-        if self.beyond is not None:
-            on = f"{human_bytes(self.beyond.budget)} of {self.task.workload.device}"
+        if self.error_on_device is not None:
+            on = f"{human_bytes(self.error_on_device.budget)} of {self.task.workload.device}"
             plan = plan.noted(f"planned for least memory: no plan was found that fits the {on}")
         return plan
 
     def _refusal(self, error: InfeasibleError) -> InfeasibleError:
         """Return the error to raise: with or without sequence parallelism, that of less memory."""
-        if self.over is None:
+        if self.error_without_sp is None:
             return error
-        if not isinstance(error, OverMemory) or error.least >= self.over.least:
-            return self.over
+        if not isinstance(error, OverMemory) or error.least >= self.error_without_sp.least:
+            return self.error_without_sp
         return OverMemory(error.budget, error.least, error.held, ", with sequence parallelism")
 
 
