@@ -162,10 +162,9 @@ def _tests(
         for i, change in enumerate(changes):
             yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)
         yield way, lambda c=changes: _check_slots(c)
-    for where, call in (("", module), *((f"each.{i}.", c) for i, c in enumerate(module.each))):
-        for way, placed in (("takes", call.takes), ("gives", call.gives)):
-            for i, one in enumerate(placed):
-                yield f"{where}{way}.{i}", lambda p=one.placement: _check_from_replicated(p, coords)
+    for way, placed in (("takes", module.takes), ("gives", module.gives)):
+        for i, one in enumerate(placed):
+            yield f"{way}.{i}", lambda p=one.placement: _check_from_replicated(p, coords)
     for i, drawn in enumerate(module.draws):
         yield f"draws.{i}", lambda p=drawn.placement: _check_from_replicated(p, coords)
     for path, dim in module.attributes.items():

@@ -37,7 +37,7 @@ from shardwright.planner.contract.plan_figures import (
 )
 
 FORMAT = "shardwright.plan"
-VERSION = 3
+VERSION = 4
 LARGEST_FILE = 1 << 26
 """Most bytes of a plan that is read; plans of the largest models have a hundredth of that."""
 
@@ -99,18 +99,6 @@ class RandomNumbers(Part):
     )
 
 
-class ModuleCall(Part):
-    """Placements in one call of a module, of tensors that are not redistributed around it."""
-
-    takes: list[Placed] = []
-    gives: list[Placed] = []
-    at: list[str] = Field(
-        default=[],
-        description="where the call is in the code: function, line in it, last column, and a "
-        "digest of the function's positions; ignored where another version of that code runs",
-    )
-
-
 class Dispatch(Part):
     """How a mixture's tokens travel to the ranks of `ep` that hold their experts, and back.
 
@@ -131,7 +119,7 @@ class ModulePlan(SparsePart):
     """What changes in one module; modules that a plan does not name stay as they are."""
 
     optional = frozenset(
-        "attention checked dispatch draws each flags keeps no_gradient sizes unknown varies".split()
+        "attention checked dispatch draws flags keeps no_gradient sizes unknown varies".split()
     )
 
     layer: str = Field(
@@ -170,11 +158,6 @@ class ModulePlan(SparsePart):
         default=False,
         description="whether some call has other placements than `takes` and `gives`; left out if "
         "false",
-    )
-    each: list[ModuleCall] = Field(
-        default=[],
-        description="placements in each of its calls, if they vary: hooks tell calls apart by "
-        "where they are in the code and by local sizes, and are refused if that does not suffice",
     )
     no_gradient: list[str] = Field(
         default=[],
@@ -224,7 +207,7 @@ class TracedCall(SparsePart):
     """A call that the plan is proven for."""
 
     optional = frozenset(
-        "values numbers lengths state several training draws arrays asks_autocast".split()
+        "values numbers lengths state several training draws asks_autocast".split()
     )
 
     module: str = Field(default="", description="the module that was called; empty for the model")
@@ -256,10 +239,6 @@ class TracedCall(SparsePart):
     )
     draws: Draws = Field(
         default="", description="when it draws random numbers; left out if it draws none"
-    )
-    arrays: bool = Field(
-        default=False,
-        description="of older plans: NumPy draws arrays in it; refused in training mode",
     )
     asks_autocast: bool = Field(
         default=False,
@@ -302,7 +281,16 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
             data["predicted"] = {words.get(key, key): value for key, value in predicted.items()}
     if data["version"] == 2:
         data = data | {"version": 3, "objective": {"name": "memory"}}  # the only one at that time
+    if data["version"] == 3:
+        modules = data.get("modules")
+        if isinstance(modules, dict) and all(isinstance(spec, dict) for spec in modules.values()):
+            modules = {name: _without(spec, "each") for name, spec in modules.items()}
+        data = data | {"version": 4, "modules": modules}
     return data
+
+
+def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: value for k, value in data.items() if k != key}
 
 
 class Plan(SparsePart):
@@ -311,7 +299,7 @@ class Plan(SparsePart):
     optional = frozenset({"meshes", "trials"})
 
     format: Literal["shardwright.plan"] = FORMAT
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     batch_dims: list[str] = Field(
@@ -424,6 +412,7 @@ class Plan(SparsePart):
             raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
+        sealed = data.get(DIGEST) == digest_of(data)
         data = upgraded(data)
         if data.get("version") != VERSION:
             raise PlanError(
@@ -431,11 +420,12 @@ class Plan(SparsePart):
                 f"versions 1 to {VERSION}: make the plan again with `shardwright plan`"
             )
         try:
-            return cls.model_validate(data)
+            plan = cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{key}: " for key in [".".join(map(str, first["loc"]))] if key)
             raise PlanError(f"{where} does not hold: {place}{first['msg']}") from None
+        return plan.sealed() if sealed else plan
 
     def save(self, path: str | Path) -> None:
         """Write the plan to `path` atomically."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.planner.contract.names import pattern, slot_pattern
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_file import ModuleCall, Placed
+from shardwright.planner.contract.plan_file import Placed
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.unused_gradients import UNKNOWN, UnusedGradients
 from shardwright.planner.graph.graph import Boundary, Slot
@@ -30,26 +29,20 @@ class Interface(NamedTuple):
     Attributes:
         takes: Placements of inputs.
         gives: Placements of outputs.
-        each: Placements in each distinct call, if calls differ.
+        varies: Whether the placements in some call differ from these.
         no_gradient: Sides and slots of tensors without a gradient.
         unknown: Sides and slots of tensors that nothing in the model uses, with unknown placement.
     """
 
     takes: list[Placed]
     gives: list[Placed]
-    each: list[ModuleCall]
+    varies: bool
     no_gradient: list[str]
     unknown: list[str]
 
 
-@dataclass
-class Call:
-    """A call of a module: the tensor in each slot, as the module's own code sees it."""
-
-    tensors: dict[Slot, str] = field(default_factory=dict)
-    place: str = ""
-    """The line of code that calls the module."""
-
+Call = dict[Slot, str]
+"""A call of a module: the tensor in each slot, as the module's own code sees it."""
 
 Changing = Mapping[tuple[str, str], Collection[str]]
 """(module, side) -> the slots that are redistributed there; the plan lists these separately."""
@@ -76,30 +69,15 @@ def _interface(
     changing: Changing,
     unknown: list[str],
 ) -> Interface:
-    def sides(placed: Mapping[Slot, Placement]) -> ModuleCall:
-        found = (_side(placed, s, changing.get((module, s), ())) for s in ("in", "out"))
-        return ModuleCall(**dict(zip(("takes", "gives"), found, strict=True)))
-
-    first, alike = _first(placements := _placements(calls, unused))
-    once, each = sides(first), [] if alike else [sides(call) for call in placements]
-    distinct = [
-        call.model_copy(update={"at": _places(zip(calls, each, strict=False), call)})
-        for i, call in enumerate(each)
-        if call not in each[:i]
-    ]
+    first, alike = _first(_placements(calls, unused))
+    takes, gives = (_side(first, s, changing.get((module, s), ())) for s in ("in", "out"))
     constant = _no_gradient(module, calls, unused, changing)
-    return Interface(once.takes, once.gives, distinct, constant, unknown)
-
-
-def _places(calls: Iterable[tuple[Call, ModuleCall]], like: ModuleCall) -> list[str]:
-    """Return the source lines of the calls with the placements `like`; none if one is unknown."""
-    found = {call.place for call, placements in calls if placements == like}
-    return sorted(found) if "" not in found else []
+    return Interface(takes, gives, not alike, constant, unknown)
 
 
 def with_sharded_interface(layouts: Layouts) -> set[str]:
     """Return modules with inputs or outputs that are not replicated, or unknown, inside them."""
-    crossing = ((slot, name) for slot, name, _ in _crossing(layouts) if slot.side in SIDES)
+    crossing = ((slot, name) for slot, name in _crossing(layouts) if slot.side in SIDES)
     found = {slot.module for slot, name in crossing if layouts.assignment[name] != REPLICATED}
     return found | _unknown(layouts).keys()
 
@@ -129,8 +107,8 @@ def _tied_modules(layouts: Layouts, called: Collection[str]) -> list[tuple[str, 
     ]
 
 
-def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str, str]]:
-    """Yield (slot, tensor, line of the call) of all module inputs and outputs, in order.
+def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str]]:
+    """Yield (slot, tensor) of all module inputs and outputs, in order.
 
     The tensor is the one that the module's own code sees. Integers and complex numbers that are
     replicated in all calls are left out.
@@ -138,11 +116,11 @@ def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str, str]]:
     graph = layouts.graph
     passed = [(at, p.slot, p.name) for at, p in graph.passed if p.name is not None]
     parts = {slot for _, slot, name in passed if layouts.assignment[name] != REPLICATED}
-    waiting = deque((at, slot, name, "") for at, slot, name in passed if slot in parts)
+    waiting = deque((at, slot, name) for at, slot, name in passed if slot in parts)
     for number, boundary in enumerate(graph.crossed):
         while waiting and waiting[0][0] <= number:
             yield waiting.popleft()[1:]
-        yield graph.slot(boundary), _inner(boundary), graph.places[number]
+        yield graph.slot(boundary), _inner(boundary)
     yield from (each[1:] for each in waiting)
 
 
@@ -160,15 +138,14 @@ def _unknown(layouts: Layouts) -> dict[str, set[str]]:
 def _calls(layouts: Layouts, modules: Collection[str]) -> dict[str, list[Call]]:
     """Return every call of each of these modules, in order."""
     found: dict[str, list[Call]] = {}
-    for slot, name, place in _crossing(layouts):
+    for slot, name in _crossing(layouts):
         if slot.module not in modules or slot.side not in SIDES:
             continue
-        calls = found.setdefault(slot.module, [Call()])
-        known = calls[-1].tensors
+        calls = found.setdefault(slot.module, [{}])
+        known = calls[-1]
         if slot in known or (slot.side == "in" and any(s.side == "out" for s in known)):
-            calls.append(Call())
-        calls[-1].tensors[slot] = name
-        calls[-1].place = place or calls[-1].place
+            calls.append({})
+        calls[-1][slot] = name
     return found
 
 
@@ -195,7 +172,7 @@ def _placements(calls: Sequence[Call], unused: UnusedGradients) -> list[dict[Slo
     all outputs have the same placements there: the same code would treat a gradient in the same
     way.
     """
-    known = [call.tensors.items() for call in calls]
+    known = [call.items() for call in calls]
     placements = [{s: unused.placement(name) for s, name in each} for each in known]
     without = [{s for s, name in each if unused.mask(name) is None} for each in known]
     out = []
@@ -227,7 +204,7 @@ def _no_gradient(
     """
     found: dict[tuple[str, str], bool] = {}
     for call in calls:
-        for slot, name in call.tensors.items():
+        for slot, name in call.items():
             at = slot.side, slot.slot
             changes = slot.slot in changing.get((module, slot.side), ())
             found[at] = found.get(at, True) and _constant(name, unused, changes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
@@ -63,7 +62,7 @@ def module_plans(
     around = changed | enclosing_modules(changed)
     changing = {at: {c.slot for c in found} for at, found in changes.items()}
     every = interfaces(layouts, around | with_sharded_interface(layouts), changing)
-    nothing = Interface([], [], [], [], [])
+    nothing = Interface([], [], False, [], [])
 
     return {
         name: ModulePlan(
@@ -81,7 +80,7 @@ def module_plans(
             dispatch=_dispatch(mixtures.get(name)),
             flags=layouts.graph.flags.get(name, {}) if name in around else {},
             checked=name in around and name in layouts.graph.flags_from_data,
-            **_said(every.get(name, nothing)),
+            **every.get(name, nothing)._asdict(),
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }
@@ -97,11 +96,6 @@ def _dispatch(mixture: Mixture | None) -> Dispatch | None:
         weights=mixture.weights,
         count=mixture.count,
     )
-
-
-def _said(found: Interface) -> dict[str, Any]:
-    """Return the keys of a module's plan for its interface."""
-    return found._asdict() | {"varies": bool(found.each)}
 
 
 def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:

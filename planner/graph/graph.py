@@ -239,9 +239,6 @@ class Graph:
     Unlike `boundaries` this includes places where the tensor is never resharded.
     """
 
-    places: list[str] = field(default_factory=list)
-    """For each entry of `crossed`, the place in the model's code that calls the module."""
-
     passed: list[tuple[int, Passing]] = field(default_factory=list)
     """Integer and complex tensors that cross, each with the number of `crossed` entries before it.
     """

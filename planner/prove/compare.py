@@ -118,7 +118,7 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
     return Plan.model_validate(data).sealed()
 
 
-SAID = {"takes": [], "gives": [], "varies": False, "each": [], "no_gradient": [], "unknown": []}
+SAID = {"takes": [], "gives": [], "varies": False, "no_gradient": [], "unknown": []}
 """Keys of a module's plan that are only for direct calls and hooks, with their empty values."""
 
 

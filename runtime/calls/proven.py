@@ -122,7 +122,7 @@ class ProvenCalls:
             ),
             any(call.several for call in calls),
             any(PAGED in call.state for call in own),
-            any(call.training and not call.arrays for call in calls),
+            any(call.training for call in calls),
             any(call.asks_autocast for call in calls),
             tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own)),
             {text: where for call in own for text, where in call.lengths.items()},

@@ -17,7 +17,7 @@ from shardwright.planner.contract import plan_file
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.names import fold, lookup, pattern
 from shardwright.planner.contract.plan_figures import Objective
-from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan, digest_of
 from tests.planner.equal import planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.modules import Fused, VisionBlock
@@ -107,7 +107,7 @@ def changed(plan: Plan, *path: str, to: Any) -> str:
             "other.plan",
             'not a Shardwright plan: "format" should be "shardwright.plan"',
         ),
-        (("version",), 4, "has plan version 4; this Shardwright reads versions 1 to 3: make the"),
+        (("version",), 5, "has plan version 5; this Shardwright reads versions 1 to 4: make the"),
         (("version",), None, "has plan version None"),
         (("solver", "status"), "guessed", "solver.status: Input should be 'optimal' or 'feasible'"),
         (("modules",), [], "modules: Input should be a valid dictionary"),
@@ -225,6 +225,20 @@ def test_the_schema(plan: Plan) -> None:
     assert written | Plan.optional == set(schema["properties"]) and not written & Plan.optional
     assert schema["additionalProperties"] is False
     assert all(d.get("additionalProperties") is False for d in schema["$defs"].values())
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_plan_of_version_3_may_be_applied_unless_it_was_edited(plan: Plan, edited: bool) -> None:
+    old = {**json.loads(plan.to_json()), "version": 3}
+    old["modules"] = {name: {**spec, "each": []} for name, spec in old["modules"].items()}
+    old["digest"] = "0" * 64 if edited else digest_of(old)
+    found = Plan.from_json(json.dumps(old))
+    assert found.modules == plan.modules
+    if edited:
+        with pytest.raises(PlanError, match="was edited since it was written"):
+            found.unedited()
+    else:
+        assert found.unedited() == found
 
 
 def test_a_plan_of_version_1_is_read_as_one_of_today(plan: Plan) -> None:

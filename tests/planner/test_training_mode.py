@@ -338,19 +338,6 @@ def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     run_ranks(2, rank)
 
 
-def test_an_older_plan_that_draws_arrays_is_refused() -> None:
-    """Ranks would draw others: what older plans had for that is gone."""
-    model, plan = made(NoiseToTrain)
-    calls = [call.model_copy(update={"arrays": call.training}) for call in plan.calls]
-    plan = plan.model_copy(update={"calls": calls}).sealed()
-
-    def rank(mesh: Mesh) -> None:
-        with pytest.raises(UsageError, match=REFUSED):
-            apply(copy.deepcopy(model), plan, mesh).train()(GIVEN)
-
-    run_ranks(2, rank)
-
-
 def test_who_plans_to_train_is_told() -> None:
     assert IN_EVAL_MODE in made(Tosses, phase="train")[1].solver.note
     assert IN_EVAL_MODE not in made(Tosses)[1].solver.note

@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial, wraps
-from hashlib import sha256
-from types import CodeType
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
-from shardwright.planner.trace.data_queries.model_code import model_frame
 from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
@@ -44,14 +41,8 @@ WRITES = torch.ops.shardwright.writes.default
 
 def read_tag(tag: str) -> tuple[str, str, str]:
     """Return the module, side and slot of a marker."""
-    module, side, slot, *_ = tag.split("|", 3)
+    module, side, slot = tag.split("|", 2)
     return module, side, slot
-
-
-def place_in(tag: str) -> str:
-    """Return the place of the module call that a marker belongs to; empty if it is not known."""
-    _, _, _, *place = tag.split("|", 3)
-    return "".join(place)
 
 
 def argument_names(forward: Callable[..., Any]) -> list[str]:
@@ -138,11 +129,11 @@ def _marking(
             PASSES(x, tag)
             return x
 
-    def mark_attributes(before: dict[str, torch.Tensor], place: str) -> None:
+    def mark_attributes(before: dict[str, torch.Tensor]) -> None:
         """Mark the tensors that `module` has in attributes and did not have `before`."""
         for slot, value in _tensors_of(module).items():
             if value is not before.get(slot):
-                vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
+                vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}")
 
     def contents(at: list[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return what is in the arguments, but caches, of a module that may be computed again."""
@@ -159,13 +150,12 @@ def _marking(
                 "tensors: take gradients by backward() or torch.autograd.grad, and call modules on "
                 "batches, or put the code into a module within, which then stays whole"
             )
-        place = place_of_call()
 
         def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
-            return mark(x, f"{name}|in|{slot}|{place}")
+            return mark(x, f"{name}|in|{slot}")
 
         def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
-            return mark(x, f"{name}|out|{slot}|{place}")
+            return mark(x, f"{name}|out|{slot}")
 
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         noted.call({**dict(zip(at, args, strict=True)), **kwargs})
@@ -178,7 +168,7 @@ def _marking(
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
         output = forward(*taken, **more)
         entered.leave(output)  # after a failure `entered` must show the place
-        mark_attributes(kept, place)
+        mark_attributes(kept)
         if not alike(before, contents(at, taken, more), same):
             entered.changing[module.training].add(name)
         for outside, inside, was in taken_in:
@@ -199,25 +189,3 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     found = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
     with torch._C.DisableTorchFunction():
         return {name: value for name, value in found.items() if value.is_floating_point()}
-
-
-def place_of_call() -> str:
-    """Return the place in model code that calls the current module; empty if it is unknown.
-
-    The place includes a digest of all code positions in that function, so it does not match
-    another version of the code.
-    """
-    frame = model_frame()
-    return "" if frame is None else _place(frame.f_code, frame.f_lasti)
-
-
-@lru_cache(maxsize=1024)
-def _place(code: CodeType, at: int) -> str:
-    first, found = code.co_firstlineno, [*code.co_positions()]
-    _, line, _, column = found[at // 2]
-    if line is None or column is None:
-        return ""
-    spans = {tuple(-1 if n is None else n for n in span) for span in found}
-    moved = sorted((a - first, b - first, c, d) for a, b, c, d in spans)
-    digest = sha256(repr(moved).encode()).hexdigest()[:8]
-    return f"{code.co_qualname}:{line - first}:{column}@{digest}"

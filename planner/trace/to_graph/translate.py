@@ -359,7 +359,6 @@ class _Translator:
             (target,) = self.results(call, self.fresh("boundary"), differentiable)
             module, side, slot = boundaries.read_tag(call.args[1])
             has_parameters = module in self.owners
-            self.graph.places.append(boundaries.place_in(call.args[1]))
             self.graph.boundaries.append(
                 Boundary(module, side, slot, source, target, has_parameters, call.traced_call)
             )
