@@ -21,7 +21,7 @@ from shardwright.planner.contract.dims import Range, covered, dim_size, local_ra
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.logits.loss import vocab_parallel_cross_entropy
-from shardwright.runtime.redistribution.reshard import LastDim, Reshard
+from shardwright.runtime.redistribution.reshard import ByDims, Reshard, last_dim
 from shardwright.runtime.slots import StandsForTensor
 
 
@@ -63,7 +63,7 @@ class SplitHead:
     size: int
     ranges: tuple[Range, ...]
     groups: tuple[Group, ...]
-    whole: LastDim
+    whole: ByDims
 
     @classmethod
     def of(cls, reshard: Reshard, mesh: Mesh) -> SplitHead | None:
@@ -81,7 +81,7 @@ class SplitHead:
             size,
             tuple(local_ranges(last, mesh.coords)),
             tuple(mesh[m] for m in meshes),
-            LastDim(str(last), str(size), mesh),
+            last_dim(str(last), str(size), mesh),
         )
 
     def using(self, seal: LossSeal) -> Callable[[Tensor], Any]:

@@ -6,26 +6,25 @@
     LocalModule              any other module: its own code on local parameters
 
 The first three are layer styles: `planner/contract/styles.py` says which modules become what, also
-for styles of other packages. They can also be made directly, with full sizes and a `Group`.
+for styles of other packages.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from shardwright.errors import PlanError, PluginError
 from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
+from shardwright.planner.contract.plan_file import ModulePlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
 from shardwright.runtime.boundary.hooks import wrap_hooks
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, SlotChange, boundary_of
 from shardwright.runtime.boundary.module_class import LocalModule, put_class
 from shardwright.runtime.code.attributes import SIZES, set_local, set_sizes
-from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.logits.split_logits import SplitHead
 from shardwright.runtime.modules.given_sizes import GivenSizes
 from shardwright.runtime.modules.parameters import LocalTensors
@@ -33,7 +32,7 @@ from shardwright.runtime.modules.vocab import VocabLookup
 from shardwright.runtime.redistribution.dispatch import Dispatcher
 from shardwright.runtime.redistribution.draws import Part
 from shardwright.runtime.redistribution.lengths import Length, Lengths
-from shardwright.runtime.redistribution.reshard import ByDims, LastDim, Reshard
+from shardwright.runtime.redistribution.reshard import ByDims, Reshard
 from shardwright.runtime.rows.attention_rows import AttentionRows
 from shardwright.runtime.slots import index_of, keys_of, positions
 
@@ -41,97 +40,27 @@ from shardwright.runtime.slots import index_of, keys_of, positions
 class ColumnParallelLinear(LocalModule, nn.Linear):
     """A linear layer sharded by output features: y = x Aᵀ + b, each rank with some rows of A and b.
 
-    Args:
-        in_features: Full size of the input.
-        out_features: Full size of the output.
-        bias: Whether there is a bias.
-        group: The ranks that share the layer.
-        gather_output: Return the full output on each rank, instead of its own features.
-
     Shapes: [..., in_features] -> [..., out_features of this rank].
     """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        group: Group,
-        gather_output: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        rows, columns = f"{out_features}@tp", f"{in_features}"
-        placements = {"weight": f"{rows}, {columns}", "bias": rows}
-        inputs = {"input": (columns, f"{columns} | grad-partial tp")}
-        outputs = {"": (rows, f"{out_features}")} if gather_output else {}
-        _alone(self, group, placements, inputs, outputs)
 
 
 class RowParallelLinear(LocalModule, nn.Linear):
     """A linear layer sharded by input features: each rank computes one term of the output's sum.
 
-    Args:
-        in_features: Full size of the input.
-        out_features: Full size of the output.
-        bias: Whether there is a bias. It is added once, not once per rank.
-        group: The ranks that share the layer.
-        split_input: Take a full input and shard it, instead of this rank's features.
-        reduce_output: Sum over the ranks; otherwise each rank returns its own term.
+    The bias is added once, not once per rank.
 
     Shapes: [..., in_features of this rank] -> [..., out_features].
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        group: Group,
-        split_input: bool = False,
-        reduce_output: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        rows, columns = f"{out_features}", f"{in_features}@tp"
-        placements = {"weight": f"{rows}, {columns}", "bias": rows}
-        inputs = {"input": (f"{in_features}", columns)} if split_input else {}
-        outputs = {"": (f"{rows} | partial tp", rows)} if reduce_output else {}
-        _alone(self, group, placements, inputs, outputs, bias_use=f"{rows} | partial tp")
-
 
 class VocabParallelEmbedding(LocalModule, VocabLookup):
-    """An embedding sharded by rows.
+    """An embedding sharded by rows: each rank computes one term of the output's sum.
 
-    Args:
-        num_embeddings: Full size of the vocabulary; need not be divisible by the number of ranks.
-        embedding_dim: Size of a row.
-        padding_idx: The row that gets no gradient, as an index into the full vocabulary.
-        group: The ranks that share the layer.
-        reduce_output: Sum over the ranks; otherwise each rank returns its own term.
+    The number of rows need not be divisible by the number of ranks. `padding_idx` is an index into
+    the full vocabulary.
 
     Shapes: ids [...] -> [..., embedding_dim].
     """
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        group: Group,
-        reduce_output: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
-        placements = {"weight": f"{num_embeddings}@tp, {embedding_dim}"}
-        outputs = {"": (f"{embedding_dim} | partial tp", f"{embedding_dim}")}
-        _alone(self, group, placements, {}, outputs if reduce_output else {})
 
 
 def apply_module(
@@ -173,8 +102,7 @@ def apply_module(
     original, lengths = type(module), lengths or Lengths()
     state.group = mesh.groups.get(TP)
     own: Any = original.forward
-    plain = own is nn.Linear.forward or own is LocalModule.forward  # or a style made directly
-    state.linear = issubclass(original, nn.Linear) and plain and not spec.sizes
+    state.linear = own is nn.Linear.forward and not spec.sizes
     cls, bases = _classes(original, spec.layer, path)
     names, varargs = positions(original.forward)
     for slot, changes in _by_slot(spec.inputs).items():
@@ -315,27 +243,3 @@ def _place(
             sizes = (n for kind, names in SIZES if isinstance(module, kind) for n in names)
             state.full_values |= {name: vars(module)[name] for name in sizes}
             set_sizes(module, used.local_shape(state.mesh.coords))
-
-
-def _alone(
-    module: nn.Module,
-    group: Group,
-    placements: dict[str, str],
-    inputs: dict[str, tuple[str, str]],
-    outputs: dict[str, tuple[str, str]],
-    bias_use: str | None = None,
-) -> None:
-    """Set up a layer that was made directly; its input may have any number of dims."""
-    plans = {
-        name: ParameterPlan(placement=placement, use=bias_use if name == "bias" else None)
-        for name, placement in placements.items()
-        if getattr(module, name) is not None
-    }
-    mesh = Mesh({"tp": group})
-    apply_module(module, ModulePlan(layer=type(module).__name__, parameters=plans), mesh)
-    state: Any = module._shardwright
-    for slot, ends in inputs.items():
-        state.inputs.append(SlotChange(slot, slot, (), LastDim(*ends, mesh), 0))
-    for slot, ends in outputs.items():
-        state.outputs.append(SlotChange(slot, slot, (), LastDim(*ends, mesh)))
-    state.settle()

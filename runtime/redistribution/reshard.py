@@ -223,33 +223,18 @@ class ByDims:
         return self
 
 
-class LastDim:
-    """A reshard of the last dimension, for any number of dimensions before it.
+def last_dim(source: str, target: str, mesh: Mesh) -> ByDims:
+    """Return reshards of the last dim of tensors with up to six dims.
+
+    All are built now: a compiled forward only picks one.
 
     Args:
-        source: the last dim and flags before, as text: "8@tp", "64 | partial tp".
-        target: the last dim and flags after.
-        mesh: this rank's mesh.
+        source: The last dim and flags before, as text: "8@tp", "64 | partial tp".
+        target: The last dim and flags after.
+        mesh: This rank's mesh.
     """
-
-    MOST = 6
-
-    def __init__(self, source: str, target: str, mesh: Mesh) -> None:
-        # All of them are built now: a compiled forward only picks one.
-        self.by_rank = tuple(
-            Reshard(parse("?, " * n + source), parse("?, " * n + target), mesh)
-            for n in range(self.MOST)
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Redistribute `x`, with any number of dimensions."""
-        return self.by_rank[x.dim() - 1](x)
-
-    def __repr__(self) -> str:
-        return repr(self.by_rank[1])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LastDim:
-        return self
+    ends = ((parse("?, " * n + source), parse("?, " * n + target)) for n in range(6))
+    return ByDims({len(before.dims): Reshard(before, after, mesh) for before, after in ends})
 
 
 def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:

@@ -1,11 +1,9 @@
-"""Layers made directly and by `apply_module` compute what whole ones do, gradients included."""
+"""Layers made by `apply_module` compute what whole ones do, gradients included."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportReturnType=false
 
 import copy
-import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,10 +17,7 @@ from shardwright.runtime.boundary.root import wrap_root
 from shardwright.runtime.communication.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.layers import (
-    ColumnParallelLinear,
     LocalModule,
-    RowParallelLinear,
-    VocabParallelEmbedding,
     apply_module,
 )
 from shardwright.runtime.modules.parameters import LocalTensors
@@ -30,15 +25,6 @@ from shardwright.runtime.state.gather import full_tensors
 from tests.ranks import run_ranks
 
 F64 = torch.float64
-LOCK = threading.Lock()
-
-
-@contextmanager
-def seeded(seed=0):
-    """The same random numbers on each rank: in-process ranks share the generator."""
-    with LOCK:
-        torch.manual_seed(seed)
-        yield
 
 
 def plan(
@@ -143,57 +129,16 @@ def test_mlp_equals_the_whole_with_one_all_reduce_each_way():
     assert run_ranks(2, work) == [(one, one, {"all_reduce": 2 * 4 * 6 * 8})] * 2
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(6,), (2, 6), (2, 3, 6)])
-def test_stand_alone_linears(bias, shape):
-    torch.manual_seed(3)
-    up, down = nn.Linear(6, 10, bias, dtype=F64), nn.Linear(10, 7, bias, dtype=F64)
-    x = torch.randn(shape, dtype=F64, requires_grad=True)
-    out = down(up(x).tanh())
-    out.sum().backward()
-
-    def work(mesh):
-        with seeded(3):  # the same whole weights on each rank, of which it keeps its part
-            a = ColumnParallelLinear(6, 10, bias, group=mesh["tp"], dtype=F64)
-            b = RowParallelLinear(10, 7, bias, group=mesh["tp"], dtype=F64)
-        assert isinstance(a, nn.Linear) and isinstance(b, RowParallelLinear)
-        assert ("bias" in b.state_dict()) == bias
-        mine = x.detach().clone().requires_grad_()
-        got = b(a(mine).tanh())
-        got.sum().backward()
-        torch.testing.assert_close(got, out)
-        torch.testing.assert_close(mine.grad, x.grad)
-        grads = full_tensors(b, gradients(b))
-        for name, p in down.named_parameters():
-            torch.testing.assert_close(grads[name], p.grad)
-
-    run_ranks(3, work)
-
-
-def test_stand_alone_gather_and_split():
-    def work(mesh):
-        with seeded():
-            a = ColumnParallelLinear(6, 9, group=mesh["tp"], gather_output=True)
-            b = RowParallelLinear(9, 4, group=mesh["tp"], split_input=True)
-        return b(a(torch.ones(2, 6)))
-
-    torch.manual_seed(0)
-    a, b = nn.Linear(6, 9), nn.Linear(9, 4)
-    for got in run_ranks(2, work):
-        torch.testing.assert_close(got, b(a(torch.ones(2, 6))))
-
-
 @pytest.mark.parametrize("padding", [None, 0, 5, 12, -1])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_embedding_and_padding(padding, ranks):
     torch.manual_seed(0)
     whole = nn.Embedding(13, 4, padding, dtype=F64)
-    ids = torch.tensor([[0, 3, 5, 12], [6, 7, 1, 12]])
+    ids = torch.tensor([0, 3, 5, 12, 6, 7, 1, 12])
     whole(ids).pow(2).sum().backward()
 
     def work(mesh):
-        with seeded():
-            layer = VocabParallelEmbedding(13, 4, padding, group=mesh["tp"], dtype=F64)
+        layer = apply(whole, {"": vocab("13@tp", 4)}, mesh)
         assert layer.padding_idx == whole.padding_idx
         out = layer(ids)
         torch.testing.assert_close(out, whole(ids))
