@@ -26,7 +26,6 @@ from shardwright.runtime.boundary.hook_views import check_hook_views
 from shardwright.runtime.boundary.interface import AROUND, WITHIN, ModuleInterface
 from shardwright.runtime.boundary.planned_call import ALWAYS, AlwaysPlanned, PlannedCall
 from shardwright.runtime.boundary.transforms import check_no_transform
-from shardwright.runtime.boundary.untraced_layers import is_untraced, with_full_parameters
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.plain_arguments import check_flags
 from shardwright.runtime.communication.generators import any_trains, draw_as_first
@@ -346,10 +345,6 @@ class ModuleBoundary:
                 f"'{self.path}' is called by itself: it would take the rows of a rank for a "
                 'sequence: apply the plan with cp="whole"'
             )
-        if self.leaf and is_untraced(self.spec):
-            layer = with_full_parameters(module, self.unsplit_class, model)
-            if layer is not None:
-                return layer.forward(*args, **kwargs)
         interface = self.interface
         assert interface is not None
         given = self.check_flags(args, kwargs, by_itself=True)
