@@ -274,7 +274,7 @@ def wrap_root(
     shared.modules = list(model.modules())
     if calls is not None and any(state.changes_tensors for state in states):
         shared.caches = Caches({name for call in calls for name in call.state})
-        shared.proven = ProvenCalls.of(model, calls)
+        shared.proven = ProvenCalls(model, calls)
         drawn = {call.draws for call in calls} - {""}
         shared.draws = "always" if "always" in drawn else "".join(drawn)
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,85 +48,51 @@ MOST = 256
 """Most kinds of calls that are remembered as proven."""
 
 
-@dataclass(frozen=True)
 class ProvenCalls:
     """Facts about all calls of one model for which its plan is proven.
 
-    Attributes:
-        model: The class name of the model.
-        given: The arguments that some call had.
-        slots: The slots of the output tensors of some call.
-        arguments: The names of all arguments of the model's forward.
-        always: Optional arguments with tensors that every call had.
-        plain: The values of arguments that are not tensors.
-        defaults: The default values of arguments.
-        joins: Whether submodules are proven by themselves. The model's own code is not traced then;
-            it combines their full outputs with full tensors.
-        named: Whether outputs have names, even if the caller wants a tuple.
-        state: The classes of caches that calls passed on to the next, by argument.
-        several: Whether a call with such a cache had several tokens.
-        pages: Whether a call of continuous batching is proven.
-        trains: Whether a call in training mode is proven, too.
-        asks_autocast: Whether code checks for autocast, which is not proven.
-        off: Flags that no call had on.
-        lengths: Comparisons of lengths that hold in all calls -> their places in the code.
-        config: The config of the model, which has values of flags that a call leaves out.
-        checked: Kinds of calls that were checked before, and what `check_given` returned for them.
+    Args:
+        model: The model, before it is made a root.
+        calls: The calls of the plan.
     """
 
-    model: str
-    given: frozenset[str]
-    slots: frozenset[str]
-    arguments: frozenset[str]
-    always: tuple[str, ...]
-    plain: PlainArguments
-    defaults: Mapping[str, Any]
-    joins: bool
-    named: bool
-    state: dict[str, frozenset[str]]
-    several: bool
-    pages: bool
-    trains: bool
-    asks_autocast: bool
-    off: tuple[str, ...]
-    lengths: dict[str, str]
-    config: Any
-    checked: dict[Any, bool] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> ProvenCalls:
-        """Collect the facts from `calls` of `model`, before it is made a root."""
-        forward = type(model).forward
-        parameters = inspect.signature(forward).parameters
+    def __init__(self, model: nn.Module, calls: Sequence[TracedCall]) -> None:
+        self.model, self.config = type(model).__name__, getattr(model, "config", None)
+        parameters = inspect.signature(type(model).forward).parameters
         own = [call for call in calls if not call.module]
-        slots = frozenset(slot for call in own for slot in call.outputs)
-        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        self.arguments = frozenset(parameters)
+        self.defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        self.given = frozenset(n for call in own for n in call.inputs)
+        """The arguments that some call had."""
+        self.always = _always(own, parameters.keys() - self.defaults.keys())
+        """Optional arguments with tensors that every call had."""
+        self.plain = PlainArguments(own, self.defaults)
+        self.slots = frozenset(slot for call in own for slot in call.outputs)
+        """The slots of the output tensors of some call."""
         more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        named = ("return_dict" in parameters or more) and hasattr(
-            getattr(model, "config", None), "return_dict"
+        named = ("return_dict" in parameters or more) and hasattr(self.config, "return_dict")
+        named |= self.defaults.get("return_dict") is True and "" not in self.slots
+        self.named = named and not any(slot[:1].isdigit() for slot in self.slots)
+        """Whether outputs have names, even if the caller wants a tuple."""
+        self.joins = any(call.module for call in calls)
+        """Whether submodules are proven by themselves. The model's own code is not traced then; it
+        combines their full outputs with full tensors."""
+        self.state = _by_argument(
+            (n, kind) for call in calls for n, kind in call.state.items() if n != PAGED
         )
-        named |= defaults.get("return_dict") is True and "" not in slots
-        return cls(
-            type(model).__name__,
-            frozenset(n for call in own for n in call.inputs),
-            slots,
-            frozenset(parameters),
-            _always(own, {n for n, p in parameters.items() if p.default is p.empty}),
-            PlainArguments(own, defaults),
-            defaults,
-            any(call.module for call in calls),
-            named and not any(slot[:1].isdigit() for slot in slots),
-            _by_argument(
-                (n, kind) for call in calls for n, kind in call.state.items() if n != PAGED
-            ),
-            any(call.several for call in calls),
-            any(PAGED in call.state for call in own),
-            any(call.training for call in calls),
-            any(call.asks_autocast for call in calls),
-            tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own)),
-            {text: where for call in own for text, where in call.lengths.items()},
-            getattr(model, "config", None),
-        )
+        """The classes of caches that calls passed on to the next, by argument."""
+        self.several = any(call.several for call in calls)
+        """Whether a call with such a cache had several tokens."""
+        self.pages = any(PAGED in call.state for call in own)
+        """Whether a call of continuous batching is proven."""
+        self.trains = any(call.training for call in calls)
+        self.asks_autocast = any(call.asks_autocast for call in calls)
+        self.off = tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own))
+        """Flags that no call had on."""
+        self.lengths = {text: where for call in own for text, where in call.lengths.items()}
+        """Comparisons of lengths that hold in all calls -> their places in the code."""
+        self.checked: dict[Any, bool] = {}
+        """Kinds of calls that were checked before, and what `check_given` returned for them."""
 
     def check_modes(self, modules: Iterable[nn.Module]) -> None:
         """Check that `modules` of the model are in a mode for which a call is proven.
