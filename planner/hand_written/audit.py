@@ -35,8 +35,9 @@ from shardwright.planner.problem.infeasible_core import Contradiction, in_words
 from shardwright.planner.problem.tp_plan import Rules, read
 from shardwright.planner.search.dry_run import unmet_sizes
 from shardwright.planner.search.restrictions import Formulation
-from shardwright.planner.search.solution import priced
+from shardwright.planner.search.solution import predicted_of
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.solvers.cores import core
 
 RIGHT, WRONG, TRAINING, OPEN = "right", "wrong", "wrong in training", "not decided"
@@ -90,7 +91,8 @@ def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
         return _wrong(fault)
     if not holds(certain, found):
         return _contradicted(task, certain)
-    return Audited(RIGHT, predicted=priced(task, layouts, formulation.costs))
+    there = unfolded(task, layouts, formulation.costs)
+    return Audited(RIGHT, predicted=predicted_of(task, layouts, there))
 
 
 def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:

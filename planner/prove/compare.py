@@ -8,17 +8,15 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.module_plans import folded, shapes
-from shardwright.planner.emit.prediction import prediction
+from shardwright.planner.emit.module_plans import folded
 from shardwright.planner.emit.reasons import replicated_parameters
 from shardwright.planner.problem.optimize import Optimum
-from shardwright.planner.search.plan import of_all_blocks, traced_calls, without_rule
+from shardwright.planner.search.plan import derived_keys
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import UnfoldedSolution
 
@@ -39,31 +37,17 @@ def expected_keys(
     modules: Mapping[str, ModulePlan],
     optimum: Optimum,
 ) -> dict[str, Any]:
-    """Return the keys of a plan that follow from the states of its tensors.
+    """Return the keys of a plan as `derived_keys` has them, and its costs, drawing and reasons.
 
-    Args:
-        task: The task.
-        layouts: Layouts of the folded graph.
-        there: The same on the unfolded graph.
-        modules: Plans of the traced modules.
-        optimum: The solver's answer with these states.
+    `optimum` is the solver's answer with these states.
     """
     unfolded, bill = there.layouts, there.bill
     whole = {u.stored: True for u in unfolded.graph.uses}
-    held = there.memory, there.memory_by_rank
-    found = prediction(layouts, bill, *held, task.ranks(layouts.states))
-    return {
-        "model": {
-            "architecture": task.source.architecture,
-            "config_hash": task.source.config_hash,
-            "parameters": shapes(task.source.module),
-        },
-        "batch_dims": batch_dims(task.mesh),
-        "sub_axes": layouts.states.sub.table(),
-        "modules": of_all_blocks(task, modules),
-        "calls": [call.model_dump() for call in traced_calls(task, layouts)],
-        "opaque": without_rule(task.graph, task.axes),
-        "predicted": found.model_dump(),
+    found = derived_keys(task, layouts, there, modules)
+    return found | {
+        "model": found["model"].model_dump(),
+        "calls": [call.model_dump() for call in found["calls"]],
+        "predicted": found["predicted"].model_dump(),
         "drawing": [b.model_dump() for b in drawing(unfolded, bill)],
         "cost": [optimum.objective, *bill.price],
         "replicated": [w.model_dump() for w in replicated_parameters(unfolded, whole)],

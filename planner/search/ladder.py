@@ -21,8 +21,15 @@ from shardwright.planner.problem.optimize import SLACK
 from shardwright.planner.search.dry_run import dry_run
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
-from shardwright.planner.search.solution import Solution, SolverOptions, possible, priced, solve
+from shardwright.planner.search.solution import (
+    Solution,
+    SolverOptions,
+    possible,
+    predicted_of,
+    solve,
+)
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.trace.trace_lock import not_in_model_code
 
 ATTEMPTS = 40
@@ -74,7 +81,8 @@ def saving(now: SearchState) -> Saving | None:
         return None
     over, most = kept.outcome, sum(kept.task.recomputable.values())
     assert isinstance(over, OverMemory), "otherwise no block is computed again"
-    before, after = priced(kept.task, found.layouts, kept.formulation.costs), found.unfolded
+    there = unfolded(kept.task, found.layouts, kept.formulation.costs)
+    before, after = predicted_of(kept.task, found.layouts, there), found.unfolded
     assert before.memory is not None, "new predictions have it"
     of_block = max((before.memory.total - after.memory.total) // most, 1)
     fewest = min(max(ceil((over.least - over.budget) / of_block), 1), most)

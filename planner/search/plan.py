@@ -41,8 +41,9 @@ from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.problem.pins import as_table
-from shardwright.planner.search.solution import Solution, predicted
-from shardwright.planner.search.task import Task
+from shardwright.planner.search.solution import Solution, predicted_of
+from shardwright.planner.search.task import Task, of_copies
+from shardwright.planner.search.unfolded import UnfoldedSolution
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.runs.decoding import tokens_of, without_state
 
@@ -75,7 +76,7 @@ def make_plan(
         modules: Plans of the traced modules.
         earlier: Conflicts of earlier dry runs, which give reasons for replicated parameters.
     """
-    source, layouts, there = task.source, solution.layouts, solution.unfolded
+    layouts, there = solution.layouts, solution.unfolded
     failed = {name: conflict.text for conflict in earlier for name, _ in conflict.splits}
     used = {u.used: u for u in task.graph.uses}
 
@@ -84,32 +85,49 @@ def make_plan(
         return reason_of(like, layouts, solution.possible)
 
     return Plan(
-        model=ModelIdentity(
-            architecture=source.architecture,
-            config_hash=source.config_hash,
-            parameters=shapes(source.module),
-        ),
+        **derived_keys(task, layouts, there, modules),
         mesh=dict(task.mesh),
-        batch_dims=batch_dims(task.mesh),
-        sub_axes=layouts.states.sub.table(),
         workload=task.workload,
         objective=solution.objective,
-        modules=of_all_blocks(task, modules),
-        calls=traced_calls(task, layouts),
         drawing=drawing(there.layouts, there.bill, there.short),
         replicated=replicated_parameters(
             there.layouts,
-            _of_copies(task, solution.possible),
-            _of_copies(task, solution.pinned),
-            _of_copies(task, failed),
+            of_copies(solution.possible, task.unfolded),
+            of_copies(solution.pinned, task.unfolded),
+            of_copies(failed, task.unfolded),
             unread,
         ),
-        opaque=without_rule(task.graph, task.axes),
-        predicted=predicted(task, solution),
         solver=solution.unproven,
         pins=as_table(task.pins),
         versions=dict(_versions()),
     )
+
+
+def derived_keys(
+    task: Task, layouts: Layouts, there: UnfoldedSolution, modules: Mapping[str, ModulePlan]
+) -> dict[str, Any]:
+    """Return the keys of a plan that follow from the states of its tensors.
+
+    Args:
+        task: The task.
+        layouts: Layouts of the folded graph.
+        there: The same on the unfolded graph.
+        modules: Plans of the traced modules.
+    """
+    source = task.source
+    return {
+        "model": ModelIdentity(
+            architecture=source.architecture,
+            config_hash=source.config_hash,
+            parameters=shapes(source.module),
+        ),
+        "batch_dims": batch_dims(task.mesh),
+        "sub_axes": layouts.states.sub.table(),
+        "modules": of_all_blocks(task, modules),
+        "calls": traced_calls(task, layouts),
+        "opaque": without_rule(task.graph, task.axes),
+        "predicted": predicted_of(task, layouts, there),
+    }
 
 
 @cache
@@ -226,11 +244,6 @@ def draws_alike(task: Task, layouts: Layouts) -> bool:
         if len({tuple(dim_size(d, at) for d in dims) for at in every}) > 1:
             return False
     return True
-
-
-def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:
-    """Map facts on tensors of the folded graph to their copies in the unfolded graph."""
-    return {copy: facts[n] for copy, n in task.unfolded.origin.items() if n in facts}
 
 
 def without_rule(graph: Graph, axes: Axes) -> dict[str, int]:

@@ -16,7 +16,6 @@ from shardwright.planner.contract.plan_figures import (
     Prediction,
     SolverReport,
 )
-from shardwright.planner.cost.cost import Costs
 from shardwright.planner.devices.device import device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
@@ -134,15 +133,11 @@ class Solution:
 
 def predicted(task: Task, solution: Solution) -> Prediction:
     """Return the predicted cost of a solution per rank."""
-    return _predicted(task, solution.layouts, solution.unfolded)
+    return predicted_of(task, solution.layouts, solution.unfolded)
 
 
-def priced(task: Task, layouts: Layouts, costs: Costs) -> Prediction:
-    """Return the predicted cost of layouts that no solver found."""
-    return _predicted(task, layouts, unfolded(task, layouts, costs))
-
-
-def _predicted(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
+def predicted_of(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
+    """Return the predicted cost of layouts per rank; `there` has the same on the unfolded graph."""
     held = there.memory, there.memory_by_rank
     return prediction(layouts, there.bill, *held, task.ranks(layouts.states))
 

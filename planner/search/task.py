@@ -213,9 +213,8 @@ class Task:
 
 def of_copies(values: Mapping[str, T], unfolded: Unfolded) -> dict[str, T]:
     """Map values of the folded graph's tensors to their copies in an unfolded graph."""
-    names = unfolded.graph.tensors
-    found = map(values.__getitem__, map(unfolded.origin.__getitem__, names))
-    return dict(zip(names, found, strict=True))
+    origin = unfolded.origin
+    return {copy: values[n] for copy in unfolded.graph.tensors if (n := origin[copy]) in values}
 
 
 def replaceable(graph: Graph, root: nn.Module) -> frozenset[str]:
