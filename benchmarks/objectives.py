@@ -67,7 +67,7 @@ def measured(group: tuple[str, int, list[str]]) -> list[Row]:
                 "byte_price_ns": found.objective.byte_price_ns,
                 "seconds": round(time.process_time() - begun, 2),
                 "status": found.report.status,
-                "fits": now.beyond is None,
+                "fits": now.error_on_device is None,
             }
         rows.append(row)
     return rows

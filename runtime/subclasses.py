@@ -23,8 +23,15 @@ def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> t
         members: The members of the subclass.
         front: Bases before `original`.
     """
-    kept = {name: getattr(original, name) for name in ITS_OWN}
-    made: Any = type(original)(original.__name__, (*front, original), {**kept, **members})
+    return class_like(original, (*front, original), members, type(original))
+
+
+def class_like(
+    named: type, bases: tuple[type, ...], members: Mapping[str, Any], metaclass: Any
+) -> type:
+    """Make a class with `bases` that has the name of `named`."""
+    kept = {name: getattr(named, name) for name in ITS_OWN}
+    made: Any = metaclass(named.__name__, bases, {**kept, **members})
     if "forward" in vars(made) and "forward" not in members:
         del made.forward  # a base class has wrapped it again, as it does for subclasses
     return made

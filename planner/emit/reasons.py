@@ -9,7 +9,7 @@ from shardwright.planner.contract.plan_file import Replicated
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.graph import Use
-from shardwright.planner.strategies.obstacles import UNUSED
+from shardwright.planner.strategies.obstacles import UNUSED, place
 
 LARGE = 0.01
 """A parameter is large if it has at least this share of all bytes."""
@@ -63,21 +63,18 @@ def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
     if possible.get(use.stored):
         return "sharding it would cost more time in collectives than its bytes are worth"
     used = {u.used for u in graph.uses if u.stored == use.stored}
-    if not any(used & set(op.inputs) for op in graph.ops):
+    ops = [op for op in graph.ops if used & set(op.inputs)]
+    if not ops:
         return UNUSED
-    for op in graph.ops:
-        if used & set(op.inputs):
-            where = f"{op.call.op} in '{op.module}' ({op.source})"
-            if states.axes.rules.get(op.name) is None:
-                return f"{where} has no rule"
-            for conflict, text in states.axes.conflicts:
-                if conflict is op:
-                    return f"{where}: {text}"
+    for op in ops:
+        if states.axes.rules.get(op.name) is None:
+            return f"{place(op)} has no rule"
+        for conflict, text in states.axes.conflicts:
+            if conflict is op:
+                return f"{place(op)}: {text}"
     if not states.splits(use.stored):
         return f"it has no axis that {states.ranks} ranks could share"
-    ops = [op for op in graph.ops if used & set(op.inputs)]
-    where = f"{ops[0].call.op} in '{ops[0].module}' ({ops[0].source})" if ops else "no op"
     return (
-        f"used by {where}; no sharding of it leads to replicated outputs by way of module "
+        f"used by {place(ops[0])}; no sharding of it leads to replicated outputs by way of module "
         "boundaries"
     )

@@ -24,7 +24,7 @@ from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.redistribution import overlap
-from shardwright.runtime.subclasses import ITS_OWN, like
+from shardwright.runtime.subclasses import class_like, like
 from shardwright.runtime.tensors.buffers import stored_as
 from shardwright.runtime.tensors.split_tensor import SplitTensor
 
@@ -317,8 +317,7 @@ def boundary_class(
         before: Whether the module takes inputs before an enclosing module changed them.
     """
     front: Any = bases[0]
-    members: dict[str, Any] = {name: getattr(named, name) for name in ITS_OWN}
-    members["_shardwright_original"] = original
+    members: dict[str, Any] = {"_shardwright_original": original}
     members |= {name: seen_attribute(name) for name in names}
     if hasattr(front, "forward"):
         members["forward"] = like(original, front.forward)
@@ -331,11 +330,7 @@ def boundary_class(
     members = {**methods_with_local_sizes(original, local_sizes), **members}
     if "generate" in vars(front) and callable(getattr(original, "generate", None)):
         members["generate"] = like(original, front.generate)
-    metaclass: Any = type(original)
-    made = metaclass(named.__name__, bases, members)
-    if "forward" in vars(made) and "forward" not in members:
-        del made.forward  # a base class has wrapped it again, as it does for subclasses
-    return made
+    return class_like(named, bases, members, type(original))
 
 
 @functools.cache

@@ -80,7 +80,7 @@ class Draft:
     placed: list[Path] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, folder: Path, config: Any = None) -> Draft:
+    def begin(cls, folder: Path, config: Any) -> Draft:
         """Begin a draft in `folder`, which is created if it does not exist.
 
         Args:

@@ -105,7 +105,7 @@ class Conversions:
                         entry = tensors[key]
                         tensor = recorder.stored(key, entry.shape, entry.dtype)
                         converter.add_tensor(name, key, pattern, tensor)
-                made = converter.convert(name, model=_Shapes(self), config=self.config)
+                made = converter.convert(name, model=self, config=self.config)
                 values = {n: v[0] if isinstance(v, list) else v for n, v in made.items()}
                 return {n: Source(called, recorder.expression(v)) for n, v in values.items()}
         except Exception as error:  # the operations may raise anything
@@ -121,17 +121,9 @@ class Conversions:
                 f"{self.title}, {todo}"
             ) from None
 
-
-class _Shapes:
-    """What conversion operations may read of the model: its config and its parameters' shapes."""
-
-    def __init__(self, conversions: Conversions) -> None:
-        self.config = conversions.config
-        self._shapes = conversions.shapes
-
     def get_parameter(self, name: str) -> torch.Tensor:
-        """Return a meta tensor of the full parameter's shape."""
-        return torch.empty(self._shapes[name], device="meta")
+        """Return a meta tensor of the full parameter's shape, as operations ask the model for."""
+        return torch.empty(self.shapes[name], device="meta")
 
 
 class Computed:

@@ -68,7 +68,11 @@ def load_weights(
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     group_of = {group[0]: group for group in names.groups}
     made = {n: conversions.computed.value(n) for n in match.computed if tensors[n].is_meta}
-    _refuse_uncomputed(names.title, checkpoint, [n for n, value in made.items() if value is None])
+    if lacking := [name for name, value in made.items() if value is None]:
+        raise CheckpointError(
+            f"{checkpoint.directory} lacks {lacking[0]}, which {names.title} draws at random where "
+            "it is missing: use a checkpoint that holds it"
+        )
     placed = {name: _placement(placements, group_of[name]) for name in match.sources}
     wanted = {n: Wanted(s, tensors[n], placed[n]) for n, s in match.sources.items()}
     filled, report = read_shards(
@@ -134,14 +138,6 @@ def _placement(placements: Mapping[str, Placement], group: tuple[str, ...]) -> P
             f"{' and as '.join(repr(text) for text in placed)}: make the plan again for this model"
         )
     return next(iter(placed.values()), None)
-
-
-def _refuse_uncomputed(title: str, checkpoint: Checkpoint, names: list[str]) -> None:
-    if names:
-        raise CheckpointError(
-            f"{checkpoint.directory} lacks {names[0]}, which {title} draws at random where it is "
-            "missing: use a checkpoint that holds it"
-        )
 
 
 SPREAD = 0.02

@@ -79,20 +79,12 @@ def model_names(model: nn.Module) -> ModelNames:
     )
 
 
-def _kept(key: str) -> tuple[str, str | None]:
-    return key, None
-
-
-def _unconverted(name: str, keys: Mapping[str, list[str]]) -> Mapping[str, Source]:
-    raise NotImplementedError("a rename that finds converters comes with what they do")
-
-
 def match_names(
     names: ModelNames,
     keys: Iterable[str],
     where: str,
-    rename: Rename = _kept,
-    convert: Convert = _unconverted,
+    rename: Rename,
+    convert: Convert,
     allow_surplus: bool = False,
 ) -> Match:
     """Find the checkpoint tensor that fills each tensor of the model.

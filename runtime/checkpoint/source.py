@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.errors import CheckpointError
+from shardwright.errors import CheckpointError, first_line
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.checkpoint.header import Entry, read_header
 from shardwright.runtime.checkpoint.mapped import StoredFile
@@ -284,14 +284,10 @@ def _download(model_id: str, hub: Hub) -> Path:
         why = f"it has no revision {hub.revision}"
     except (OSError, ValueError, KeyError) as error:
         # Offline mode, a missing network and an empty cache all raise one of these.
-        why = f"{_first_line(error)} If you meant a directory, there is none of that name here"
+        why = first_line(error).rstrip(". ")
+        why = f"{why}. If you meant a directory, there is none of that name here"
     except Exception as error:  # the hub's HTTP client has its own exceptions
-        why = f"{type(error).__name__}: {_first_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error).rstrip('. ')}."
     else:
         return directory
     raise CheckpointError(f"cannot fetch {model_id} from the Hugging Face Hub: {why}")
-
-
-def _first_line(error: BaseException) -> str:
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
-    return line if line.endswith(".") else f"{line}."

@@ -21,14 +21,13 @@ from shardwright.runtime.checkpoint.source import STEM
 from shardwright.runtime.model.packages import config_of
 from shardwright.runtime.quantized.kept import KeptWeight, StoredTensor
 from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.redistribution import reshard
 from shardwright.runtime.tensors.parameters import local_of
 
 if TYPE_CHECKING:
     from shardwright.runtime.communication.mesh import Mesh
 
 T = TypeVar("T")
-Gather = Callable[[Tensor, Placement, Any], Tensor]
-"""(local tensor, its placement, the mesh) -> the full tensor, on every rank."""
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -40,7 +39,6 @@ def save(
     mesh: Mesh,
     *,
     max_shard_size: int | str = "5GB",
-    gather: Gather | None = None,
     dequantize: bool = False,
 ) -> None:
     """Write the unsharded model as safetensors files, an index if there are several, and configs.
@@ -57,7 +55,6 @@ def save(
         mesh: the ranks that share the model.
         max_shard_size: most bytes per file, or a number with KB, MB or GB. A single tensor may be
             larger.
-        gather: returns the full tensor; `reshard.gather_whole` unless given.
         dequantize: write weights dense that are held as a quantized checkpoint stores them. By
             default their stored tensors are written again, byte for byte, under their own names.
 
@@ -69,8 +66,6 @@ def save(
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
-    if gather is None:
-        from shardwright.runtime.redistribution.reshard import gather_whole as gather
     limit = parse_size(max_shard_size)
     tensors = _to_save(model, placements)
     stored = {} if dequantize else _stored(tensors, mesh)
@@ -102,7 +97,7 @@ def save(
                 tensor, placed = tensors[name]
                 out = local_of(tensor, mesh).detach()
                 if placed is not None:
-                    out = gather(out, placed, mesh)
+                    out = reshard.gather_whole(out, placed, mesh)
                 if draft is not None:
                     assert out.shape == shapes[name]
                     # A copy: gathered tensors may be views, and safetensors refuses shared memory.

@@ -129,7 +129,7 @@ def apply_module(
     if spec.draws:
         state.draws, state.draws_apart = [Part(d, mesh, lengths) for d in spec.draws], True
     if spec.dispatch is not None:
-        state.dispatcher = Dispatcher(spec, spec.dispatch, mesh, own, path)
+        state.dispatcher = Dispatcher(spec, mesh, own, path)
     if spec.attention:
         state.attention = _attention_rows(spec.attention, mesh, path, lengths)
     state.settle()

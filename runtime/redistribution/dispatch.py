@@ -20,7 +20,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import shard_range
 from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Dispatch, ModulePlan
+from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.communication.collectives import all_gather, all_to_all
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.slots import find_argument, index_of, positions
@@ -76,8 +76,7 @@ class Dispatcher:
     """The plan's `dispatch` of one module, prepared for this rank.
 
     Args:
-        spec: The plan's entry for the module.
-        plan: How its tokens travel.
+        spec: The plan's entry for the module, with `dispatch`.
         mesh: The mesh.
         forward: The forward of the module's own class.
         path: The name of the module, for messages.
@@ -86,11 +85,11 @@ class Dispatcher:
     def __init__(
         self,
         spec: ModulePlan,
-        plan: Dispatch,
         mesh: Mesh,
         forward: Callable[..., Any],
         path: str,
     ) -> None:
+        assert (plan := spec.dispatch) is not None
         self.group, self.count, self.path = mesh[EP], plan.count, path
         names, varargs = positions(forward)
         slots = filter(None, (plan.tokens, plan.experts, plan.weights))

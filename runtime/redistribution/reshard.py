@@ -56,7 +56,6 @@ class Operation:
         assert self.split is not None
         if self.forward in ("take", "reduce_scatter"):
             size = self.split.whole_size(x)
-            assert size is not None
             if self.length is not None:
                 self.length.note(size)
             return size

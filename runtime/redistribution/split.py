@@ -111,9 +111,9 @@ class Split:
         assert size is not None
         return tuple((shard_range(size, r, self.group.size),) for r in range(self.group.size))
 
-    def whole_size(self, x: Tensor) -> int | None:
-        """Return the run-time size of `inner` of a full tensor; None if static."""
-        return None if self.static else self._open(x, None).shape[self.dim + self.shift]
+    def whole_size(self, x: Tensor) -> int:
+        """Return the run-time size of `inner` of a full tensor."""
+        return self._open(x, None).shape[self.dim + self.shift]
 
     def own_size(self, x: Tensor) -> int:
         """Return the size of `inner` in this rank's part `x`."""

@@ -199,7 +199,7 @@ def test_another_config_is_refused_before_anything_is_gathered(tmp_path: Path) -
 
 
 def test_two_savers(tmp_path: Path) -> None:
-    first = Draft.begin(tmp_path / "out")
+    first = Draft.begin(tmp_path / "out", None)
     try:
         with pytest.raises(CheckpointError, match="another process is saving into .*out"):
             save(nn.Linear(2, 2), tmp_path / "out", {}, ALONE)

@@ -1,6 +1,7 @@
 """What a checkpoint calls a tensor and what the model does."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +19,24 @@ def names(*groups: str, **rest: object) -> ModelNames:
     return ModelNames("Net", tuple(tuple(g.split("=")) for g in groups), **rest)  # type: ignore[arg-type]
 
 
+def matched(
+    names: ModelNames,
+    held: list[str],
+    where: str,
+    rename: Any = lambda key: (key, None),
+    convert: Any = None,
+    allow_surplus: bool = False,
+) -> Match:
+    return match_names(names, held, where, rename, convert, allow_surplus)
+
+
 def keys(match: Match) -> dict[str, str]:
     return {name: source.key for name, source in match.sources.items()}
 
 
 def refused(names: ModelNames, held: list[str], *texts: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        match_names(names, held, "DIR")
+        matched(names, held, "DIR")
     message = str(caught.value)
     assert "\n" not in message
     for text in texts:
@@ -32,21 +44,21 @@ def refused(names: ModelNames, held: list[str], *texts: str) -> None:
 
 
 def test_exact() -> None:
-    assert keys(match_names(names("a", "b.c"), ["b.c", "a"], "DIR")) == {"a": "a", "b.c": "b.c"}
+    assert keys(matched(names("a", "b.c"), ["b.c", "a"], "DIR")) == {"a": "a", "b.c": "b.c"}
 
 
 def test_prefix_is_dropped() -> None:
-    match = match_names(names("a", "b", prefix="base"), ["base.a", "base.b"], "DIR")
+    match = matched(names("a", "b", prefix="base"), ["base.a", "base.b"], "DIR")
     assert keys(match) == {"a": "base.a", "b": "base.b"}
 
 
 def test_prefix_is_added() -> None:
-    match = match_names(names("base.a", "head", prefix="base"), ["a", "head"], "DIR")
+    match = matched(names("base.a", "head", prefix="base"), ["a", "head"], "DIR")
     assert keys(match) == {"base.a": "a", "head": "head"}
 
 
 def test_base_model_leaves_the_head_unread() -> None:
-    match = match_names(names("a", prefix="base"), ["base.a", "head.w"], "DIR")
+    match = matched(names("a", prefix="base"), ["base.a", "head.w"], "DIR")
     assert match.unread == ("head.w",)
     # A tensor inside the base that the model lacks is no head.
     refused(
@@ -73,7 +85,7 @@ def test_surplus() -> None:
         "DIR holds 2 tensors that Net has no place for: x, y: ",
         "pass allow_surplus=True",
     )
-    match = match_names(names("a"), ["a", "x"], "DIR", allow_surplus=True)
+    match = matched(names("a"), ["a", "x"], "DIR", allow_surplus=True)
     assert match.unread == ("x",)
 
 
@@ -85,9 +97,9 @@ def test_missing_and_surplus_are_one_message() -> None:
 
 def test_tied_by_any_of_its_names() -> None:
     tied = names("embed=head", "w")
-    assert keys(match_names(tied, ["embed", "w"], "DIR")) == {"embed": "embed", "w": "w"}
-    assert keys(match_names(tied, ["head", "w"], "DIR")) == {"embed": "head", "w": "w"}
-    both = match_names(tied, ["head", "embed", "w"], "DIR")
+    assert keys(matched(tied, ["embed", "w"], "DIR")) == {"embed": "embed", "w": "w"}
+    assert keys(matched(tied, ["head", "w"], "DIR")) == {"embed": "head", "w": "w"}
+    both = matched(tied, ["head", "embed", "w"], "DIR")
     assert keys(both) == {"embed": "embed", "w": "w"}
     assert both.twins == {"embed": (Source("head"),)}
     refused(tied, ["w"], "lacks 1 of the 2 tensors of Net: embed")
@@ -95,14 +107,14 @@ def test_tied_by_any_of_its_names() -> None:
 
 def test_patterns_of_the_class() -> None:
     lenient = names("a", "b.pos", may_lack=(r"\.pos$",), may_hold=(r"^old\.",))
-    match = match_names(lenient, ["a", "old.x"], "DIR")
+    match = matched(lenient, ["a", "old.x"], "DIR")
     assert (match.computed, match.unread) == (("b.pos",), ("old.x",))
 
 
 def test_buffers_that_checkpoints_held_once() -> None:
     model = names("a", transient=frozenset({"rotary_emb.inv_freq", "h.0.attn.bias"}))
     old = ["a", "layers.0.self_attn.rotary_emb.inv_freq", "transformer.h.1.attn.bias"]
-    assert match_names(model, old, "DIR").unread == tuple(old[1:])
+    assert matched(model, old, "DIR").unread == tuple(old[1:])
     refused(model, ["a", "h.0.mlp.bias"], "h.0.mlp.bias")  # a real bias is not such a buffer
 
 
@@ -110,7 +122,7 @@ def test_renamed_as_transformers_does() -> None:
     def rename(key: str) -> tuple[str, str | None]:
         return key.replace("gamma", "weight"), None
 
-    match = match_names(names("norm.weight", "x.gamma"), ["norm.gamma", "x.gamma"], "DIR", rename)
+    match = matched(names("norm.weight", "x.gamma"), ["norm.gamma", "x.gamma"], "DIR", rename)
     assert keys(match) == {"norm.weight": "norm.gamma", "x.gamma": "x.gamma"}
 
 
@@ -126,13 +138,13 @@ def test_converted_together() -> None:
         return {"experts": Source("x.0 and 2 more"), "other": Source("x.0 and 2 more")}
 
     held = ["a", "x.0", "y.0", "x.1"]
-    match = match_names(names("experts", "other", "a"), held, "DIR", by_pattern, convert)
+    match = matched(names("experts", "other", "a"), held, "DIR", by_pattern, convert)
     assert asked == [("experts", {"x": ["x.0", "x.1"], "y": ["y.0"]})]
     assert keys(match) == {"experts": "x.0 and 2 more", "other": "x.0 and 2 more", "a": "a"}
     with pytest.raises(CheckpointError, match=r"no place for: other \(made of x\.0 and 2 more\)"):
-        match_names(names("experts", "a"), held, "DIR", by_pattern, convert)
+        matched(names("experts", "a"), held, "DIR", by_pattern, convert)
     with pytest.raises(CheckpointError, match="holds other twice, as other and as x.0 and 2 more"):
-        match_names(names("experts", "other"), ["other", "x.0"], "DIR", by_pattern, convert)
+        matched(names("experts", "other"), ["other", "x.0"], "DIR", by_pattern, convert)
 
 
 def test_names_of_a_plain_module() -> None:

@@ -15,6 +15,7 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.checkpoint.write import parse_size, save
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import empty_model
+from shardwright.runtime.redistribution import reshard
 from tests.checkpoint.make import gpt2, gpt2_config, llama, llama_config
 from tests.ranks import run_ranks
 
@@ -117,7 +118,7 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     assert back.lm_head.weight.eq(0).all()
 
 
-def test_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     save(llama(), out, {}, ALONE)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
@@ -125,8 +126,9 @@ def test_failure_leaves_what_was_there(tmp_path: Path) -> None:
     def broken(tensor: torch.Tensor, placement: object, mesh: object) -> torch.Tensor:
         raise RuntimeError("a rank died")
 
+    monkeypatch.setattr(reshard, "gather_whole", broken)
     with pytest.raises(RuntimeError, match="a rank died"):
-        save(llama(), out, {"lm_head.weight": parse("53@tp, 32")}, ALONE, gather=broken)
+        save(llama(), out, {"lm_head.weight": parse("53@tp, 32")}, ALONE)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
