@@ -57,23 +57,11 @@ class RootModule(LocalModule):
             UsageError: the plan is not proven for this call, or for a change to the model since it
                 was split.
         """
-        state, compiling = self._shardwright, torch.compiler.is_compiling()
-        model: Any = state.model
-        changes = model.changes
-        if changes is not None and compiling:
-            check_compiled(self)
-        elif changes is not None and (changes.changed or changes.differs()):
-            look: Any = changes.look
-            if "torch._dynamo" in sys.modules:
-                look = torch.compiler.disable(look)
-            look()
-        if (BEFORE_ALL or BEHIND_ALL) and not compiling:
-            check_hooks_on_all()
-        check_no_transform()
-        share = None
+        compiling, share = torch.compiler.is_compiling(), None
+        model: Any = self._shardwright.model
+        self._shardwright_check_unchanged(compiling)
         if model.own_rows is not None:
-            join: Any = joined_rows
-            args, kwargs, share = join(model.positions, args, kwargs, model.own_rows)
+            args, kwargs, share = joined_rows(model.positions, args, kwargs, model.own_rows)  # pyright: ignore[reportCallIssue]
         names = (*model.positions, *map("*{}".format, range(len(args))))
         given = dict(zip(names, args, strict=False), **kwargs)
         self._shardwright_check_wanted(given)
@@ -87,7 +75,7 @@ class RootModule(LocalModule):
         if draws and not compiling:
             draw_as_first(self, model.mesh)  # type: ignore[arg-type]
         call, loss, lengths, caches = model.call, model.loss, model.lengths, model.caches
-        outer = call.active, loss.seal
+        changes, outer = model.changes, (call.active, loss.seal)
         # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
         split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
         loss.seal = seal = LossSeal() if split_loss else None
@@ -120,8 +108,25 @@ class RootModule(LocalModule):
         if known and proven is not None:
             proven.check_output(output)
         output = _as_tuple(output) if as_tuple else output
-        show: Any = shown_rows
-        return output if share is None else show(output, share)
+        return output if share is None else shown_rows(output, share)  # pyright: ignore[reportCallIssue]
+
+    def _shardwright_check_unchanged(self, compiling: bool) -> None:
+        """Check that the model is as it was when it was split.
+
+        Raises:
+            UsageError: it was changed, all modules have a hook, or a transform of torch.func runs.
+        """
+        changes: Any = self._shardwright.model.changes  # type: ignore[union-attr]
+        if changes is not None and compiling:
+            check_compiled(self)
+        elif changes is not None and (changes.changed or changes.differs()):
+            look: Any = changes.look
+            if "torch._dynamo" in sys.modules:
+                look = torch.compiler.disable(look)
+            look()
+        if (BEFORE_ALL or BEHIND_ALL) and not compiling:
+            check_hooks_on_all()
+        check_no_transform()
 
     def _shardwright_check_wanted(self, given: dict[str, Any]) -> None:
         """Refuse outputs of which each rank would hold a shard.
