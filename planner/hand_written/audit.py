@@ -33,10 +33,10 @@ from shardwright.planner.hand_written.price import of_table
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.infeasible_core import Contradiction, in_words
 from shardwright.planner.problem.tp_plan import Rules, read
-from shardwright.planner.search.dry_run import unmet_sizes
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.solution import predicted_of
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.try_plan import unmet_sizes
 from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.solvers.cores import core
 

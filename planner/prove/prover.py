@@ -24,9 +24,9 @@ from shardwright.planner.problem.infeasible_core import Contradiction, refuse
 from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.prove.compare import expected_keys, rewritten, same
 from shardwright.planner.prove.read_back import ReadBack, gathered
-from shardwright.planner.search.dry_run import local_modules, tried
 from shardwright.planner.search.restrictions import Formulation, Restrictions, unpinned_problem
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.try_plan import local_modules, tried
 from shardwright.planner.search.unfolded import check_unfolded, unfolded
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.presolve import presolve

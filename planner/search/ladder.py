@@ -18,7 +18,6 @@ from shardwright.planner.problem.conventions import PROJECTIONS, TABLES, project
 from shardwright.planner.problem.gathered import unsplittable
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.problem.optimize import SLACK
-from shardwright.planner.search.dry_run import dry_run
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import (
@@ -29,6 +28,7 @@ from shardwright.planner.search.solution import (
     solve,
 )
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.try_plan import dry_run
 from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.trace.trace_lock import not_in_model_code
 

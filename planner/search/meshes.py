@@ -111,40 +111,56 @@ def choose_mesh(
         SolverError: no plan was found within the time limit on any mesh.
         ModelError: as `ladder.climb`.
     """
-    on = model.workload.device
-    per_host = ranks_on_a_host(on, cluster.ranks, cluster.gpus_per_host)
     order = partial(_order, objective=asked.objective)
-    solved: list[tuple[MeshChoice, Task, MeshChoice]] = []
+    solved = sorted(_solved(model, cluster, asked), key=lambda one: order(one.at_best))
+    best: _Solved | None = None
+    failed: InfeasibleError | None = None
+    for one in solved:
+        if best is not None and order(one.at_best) >= order(best.choice):
+            break
+        with dumping(one.task) as tell:
+            ended = search(one.task, asked, tell)
+        if isinstance(ended.outcome, InfeasibleError):
+            failed = failed or ended.outcome
+            continue
+        one.choice, one.ended = _choice(ended), ended
+        if best is None or order(one.choice) < order(best.choice):
+            best = one
+    if best is None or best.ended is None:
+        raise failed or InfeasibleError("no mesh has a plan: please report it")
+    others = sorted((one.choice for one in solved if one is not best), key=order)
+    plan = best.ended.plan.model_copy(update={"meshes": [best.choice, *others]})
+    return replace(best.ended, outcome=plan.sealed(), error_without_sp=None, error_on_device=None)
+
+
+@dataclass(eq=False)
+class _Solved:
+    """A mesh that was solved.
+
+    Attributes:
+        task: The task on it.
+        choice: What was found.
+        at_best: What its plan may be at best.
+        ended: The search with a dry run, if there was one.
+    """
+
+    task: Task
+    choice: MeshChoice
+    at_best: MeshChoice
+    ended: SearchState | None = None
+
+
+def _solved(model: TracedModel, cluster: Cluster, asked: SolverOptions) -> Iterator[_Solved]:
+    """Solve all meshes, without dry runs."""
+    per_host = ranks_on_a_host(model.workload.device, cluster.ranks, cluster.gpus_per_host)
     for mesh, dp in meshes(cluster, model.workload, lambda: model.spreads):
         task = model.on(mesh, dp, per_host)
         try:
             now = climb(start(task, asked), FITTING)
-            choice, at_best = _choice(now), _at_best(now)
+            yield _Solved(task, _choice(now), _at_best(now))
         except SolverError as error:  # another mesh may be easier
-            choice = at_best = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
-        solved.append((choice, task, at_best))
-    solved.sort(key=lambda each: order(each[2]))
-    best: tuple[MeshChoice, Task, SearchState] | None = None
-    failed: InfeasibleError | None = None
-    for i, (_, task, at_best) in enumerate(solved):
-        if best is not None and order(at_best) >= order(best[0]):
-            break
-        with dumping(task) as tell:
-            ended = search(task, asked, tell)
-        if isinstance(ended.outcome, InfeasibleError):
-            failed = failed or ended.outcome
-            continue
-        found = _choice(ended)
-        solved[i] = found, task, at_best
-        if best is None or order(found) < order(best[0]):
-            best = found, task, ended
-    if best is None:
-        raise failed or InfeasibleError("no mesh has a plan: please report it")
-    chosen, of, ended = best
-    others = sorted((choice for choice, task, _ in solved if task is not of), key=order)
-    table = [chosen, *others]
-    plan = ended.plan.model_copy(update={"meshes": table})
-    return replace(ended, outcome=plan.sealed(), error_without_sp=None, error_on_device=None)
+            choice = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
+            yield _Solved(task, choice, choice)
 
 
 def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> list[SearchState]:
