@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import suppress
-from enum import Enum
 from typing import Any
 
 import torch
@@ -111,29 +110,6 @@ def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         own = hasattr(config, "to_dict") and config is not getattr(root, "config", None)
         if own and pattern(name) == name and any(True for _ in module.parameters()):
             yield name, module
-
-
-class Trial(Enum):
-    """How a run on meta ends."""
-
-    RUNS = "it runs"
-    ON_DATA = "it depends on data"
-    FAILS = "the code refuses the inputs, or is not for meta"
-
-
-def attempt(root: nn.Module, run: Run) -> Trial:
-    """Return how `run` ends: with one block of each kind or, if that fails, with all blocks."""
-    opaque, ended = Opaque(root), Trial.FAILS
-    for stacks in (find_stacks(root), []):
-        try:
-            with shortened(root, stacks), duplicated(root) as module:
-                run_on_fake(module, [run], opaque)
-            return Trial.RUNS
-        except DATA_DEPENDENT:
-            ended = Trial.ON_DATA
-        except Exception:  # the code may raise anything
-            continue
-    return ended
 
 
 def settles(root: nn.Module, run: Run) -> bool:

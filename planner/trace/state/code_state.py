@@ -333,7 +333,7 @@ class _Reached:
                 self._owners[name].append(owner)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=16)
 def _reached(code: frozenset[Any], modules: int) -> _Reached:
     """Return what code reaches. With more Python `modules` imported it may reach more."""
     return _Reached(code)
