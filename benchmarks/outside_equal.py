@@ -99,16 +99,21 @@ def _configs(kind: str) -> Iterator[Any]:
     with suppress(Exception):  # a config need not take the zoo's sizes
         yield zoo._make(CONFIG_MAPPING[kind])
     for factor in FACTORS:
-        config = CONFIG_MAPPING[kind]()
-        for part in _parts(config):
-            for name, value in list(vars(part).items()):
-                if type(value) is int and name in LAYERS:
-                    setattr(part, name, min(value, 2))
-                elif type(value) is int and name in WIDTHS and value % factor == 0:
-                    setattr(part, name, value // factor)
-                elif isinstance(value, list) and len(value) > 4 and name.endswith("types"):
-                    setattr(part, name, value[:2])
-        yield config
+        with suppress(Exception):  # or other sizes, or need what has no default
+            yield _smaller(CONFIG_MAPPING[kind](), factor)
+
+
+def _smaller(config: Any, factor: int) -> Any:
+    """Return a config with divided widths and 2 layers."""
+    for part in _parts(config):
+        for name, value in list(vars(part).items()):
+            if type(value) is int and name in LAYERS:
+                setattr(part, name, min(value, 2))
+            elif type(value) is int and name in WIDTHS and value % factor == 0:
+                setattr(part, name, value // factor)
+            elif isinstance(value, list) and len(value) > 4 and name.endswith("types"):
+                setattr(part, name, value[:2])
+    return config
 
 
 def _parts(config: Any) -> list[Any]:

@@ -57,7 +57,7 @@ def trace_all(
     Raises:
         ModelError: the first run cannot be traced.
     """
-    known = Known(folds, valued)
+    known = Known(folds, valued, [((), source.told_apart)])
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))

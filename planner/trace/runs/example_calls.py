@@ -24,7 +24,7 @@ from shardwright.planner.trace.inputs.argument_options import OPTIONS, options
 from shardwright.planner.trace.inputs.documented_shapes import documented
 from shardwright.planner.trace.inputs.example_inputs import CONTENT, example_inputs
 from shardwright.planner.trace.inputs.subject import Subject, number
-from shardwright.planner.trace.model.input_values import remember
+from shardwright.planner.trace.model.input_values import moved
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.further_runs import has_switch
 from shardwright.planner.trace.runs.package_calls import package_calls
@@ -77,8 +77,7 @@ def example_call(module: nn.Module) -> dict[str, Any]:
     on_data: dict[tuple[int, ...], tuple[dict[str, Any], Run]] = {}
     trials = Trials(module)
     for inputs in islice(_candidates(trials), MOST):
-        meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        run = Run("", (), remember(inputs, meta) or meta)
+        run = Run("", (), moved(inputs))
         ended = trials.attempt(run)
         if ended is Trial.RUNS:
             return inputs
@@ -194,10 +193,9 @@ def _image_tokens(
     owner = next((part for part in module.modules() if hasattr(part, FEATURES)), None)
     taken = inspect.signature(getattr(owner, FEATURES)).parameters if owner else ()
     images = {**{name: value for name, value in beside.items() if name in taken}, **images}
-    given = {k: v.to("meta") for k, v in images.items()}
-    calls = [remember(images, given) or given]
+    calls = [moved(images)]
     if images[PIXELS].dim() == 5:  # it may take the views of all sequences in a row
-        calls.append({PIXELS: given[PIXELS].flatten(0, 1)})
+        calls.append({PIXELS: images[PIXELS].flatten(0, 1)})
     found: Any = None
     for call in calls if owner else ():
         with suppress(Exception):  # the code may raise anything
