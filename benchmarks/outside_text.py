@@ -44,7 +44,7 @@ TASKS = (
 @click.option("--made", is_flag=True, help="Only make inputs.")
 @click.option("--equal", is_flag=True, help="Compare small models with the unsharded ones.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the model types.")
-@click.option("--limit", default=150.0, show_default=True, help="Seconds for a model.")
+@click.option("--limit", default=150.0, show_default=True, help="Processor seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
 def main(
     names: tuple[str, ...],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
 import threading
 import traceback
@@ -22,6 +23,9 @@ from shardwright.runtime.communication.mesh import Mesh
 
 Job = tuple[str, str]
 """A kind and a name."""
+PATIENCE = 5
+"""How many times its processor seconds a job may take by the clock."""
+
 Case = Callable[[str, str, int, int, Mesh], dict[str, Any]]
 """(kind, name, rank, ranks, mesh) -> a row. All ranks call it; it must pickle."""
 
@@ -36,7 +40,9 @@ def sweep(
         tp: Processes in a group.
         case: Called for each job.
         groups: How many groups work at once.
-        limit: Seconds for a job; a group that takes longer is ended.
+        limit: Processor seconds of a process for a job; a group that takes longer is ended. So is
+            one that takes `PATIENCE` times as long by the clock: its processes may wait for each
+            other.
         device: "cpu", or "cuda": then ranks may share a GPU.
     """
     pool, local, started = ThreadPoolExecutor(groups), threading.local(), []
@@ -44,9 +50,9 @@ def sweep(
     def run(job: Job) -> dict[str, Any]:
         group = getattr(local, "group", None)
         if group is None or not group.alive:
-            group = local.group = _Group(tp, case, device)
+            group = local.group = _Group(tp, case, device, limit)
             started.append(group)
-        return group.run(job, limit)
+        return group.run(job)
 
     try:
         for future in as_completed([pool.submit(run, job) for job in jobs]):
@@ -60,8 +66,8 @@ def sweep(
 class _Group:
     """A group of as many processes as there are ranks."""
 
-    def __init__(self, tp: int, case: Case, device: str) -> None:
-        context, self.alive = mp.get_context("spawn"), True
+    def __init__(self, tp: int, case: Case, device: str, limit: float) -> None:
+        context, self.alive, self.limit = mp.get_context("spawn"), True, limit
         self.jobs = [context.Queue() for _ in range(tp)]
         self.results = context.Queue()
         with socket.socket() as probe:
@@ -70,7 +76,7 @@ class _Group:
         self.ranks = [
             context.Process(
                 target=_serve,
-                args=(r, tp, port, case, self.jobs[r], self.results, device),
+                args=(r, tp, port, case, self.jobs[r], self.results, device, limit),
                 daemon=True,
             )
             for r in range(tp)
@@ -78,15 +84,16 @@ class _Group:
         for process in self.ranks:
             process.start()
 
-    def run(self, job: Job, limit: float) -> dict[str, Any]:
+    def run(self, job: Job) -> dict[str, Any]:
         """Return the row of a job; if that raises or takes too long, the group is dead."""
         for each in self.jobs:
             each.put(job)
         kind, name = job
         try:
-            row = self.results.get(timeout=limit)
+            row = self.results.get(timeout=PATIENCE * self.limit)
         except queue.Empty:
-            row = {"kind": kind, "name": name, "raised": "", "error": f"no result in {limit:.0f} s"}
+            error = f"no result in {PATIENCE * self.limit:.0f} s"
+            row = {"kind": kind, "name": name, "raised": "", "error": error}
         if "raised" in row:
             self.end()
         return row
@@ -107,7 +114,17 @@ def shared_gpu(rank: int, ranks: int) -> torch.device:
     return torch.device("cuda", rank % found)
 
 
-def _serve(rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any, device: str) -> None:
+class _OutOfTime(BaseException):
+    """A job took all the processor time that it may: no code of a model catches this."""
+
+
+def _serve(
+    rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any, device: str, limit: float
+) -> None:
+    def stop(*_: Any) -> None:
+        raise _OutOfTime(f"no result in {limit:.0f} s of processor time")
+
+    signal.signal(signal.SIGPROF, stop)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     if device == "cuda":
@@ -118,9 +135,11 @@ def _serve(rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any, d
     mesh = Mesh.from_device_mesh(init_device_mesh(device, (tp,), mesh_dim_names=("tp",)))
     while True:
         kind, name = jobs.get()
+        signal.setitimer(signal.ITIMER_PROF, limit)
         try:
             row = case(kind, name, rank, tp, mesh)
-        except Exception as error:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        except (Exception, _OutOfTime) as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(at.filename).name}:{at.lineno}"
             text = f"rank {rank}: {type(error).__name__}: {error} ({where})"

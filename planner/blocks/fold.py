@@ -30,6 +30,10 @@ class Unfoldable(Exception):
         self.stacks = frozenset(stacks)
 
 
+class Unused(Unfoldable):
+    """Stacks of which no block does anything, in any call."""
+
+
 class Idle(Unfoldable):
     """A block does nothing in some call, so code may skip it."""
 
@@ -125,6 +129,8 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
             folding.segments.append(_folded(graph, stack, shared, small))
         except Unfoldable as error:
             failed[stack.path] = error
+    if unused := {path for path, error in failed.items() if isinstance(error, Unused)}:
+        raise Unused(str(failed[min(unused)]), unused)
     if failed:
         errors = sorted(failed.values(), key=lambda e: not isinstance(e, Idle))
         raise type(errors[0])(str(errors[0]), failed)
@@ -215,9 +221,9 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
     for items in calls.values():
         if any(place_of(stack, item.module) is not None for item in items):
             _cut(items, row)
+    if not any(segment.items for segment in row):
+        raise Unused(f"no block of {stack.path} does anything")
     for segment in row:
-        if not segment.items:
-            raise Unfoldable(f"block {segment.module} does nothing")
         made = (n for item in segment.items for n in made_by(item))
         for number, name in enumerate(made):
             segment.own(number, name)

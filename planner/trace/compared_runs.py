@@ -46,11 +46,12 @@ def _traced_again(
     context: AbstractContextManager[Any],
     runs: Sequence[Run] | None = None,
     skips: bool = False,
+    settled: bool = False,
 ) -> Graph | None:
     """Return the graph of the runs in a context; None if they cannot be traced there."""
     try:
         with alone(), context:
-            return trace_runs(source.module, runs or source.runs, skips)
+            return trace_runs(source.module, runs or source.runs, skips, settled)
     except ModelError:
         return None
 
@@ -68,7 +69,10 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
     if not (asked.training or graph.untraced or changes_more(source.module)):
         graph.trained = True
         return
-    other = _traced_again(source, no_python_random(), in_training(source.runs))
+    on_data = graph.untraced or graph.skips or any(answers for _, answers in graph.branch_paths)
+    settled = graph.stand_ins and not on_data  # what depends on data then is not the same
+    again = in_training(source.runs)
+    other = _traced_again(source, no_python_random(), again, settled=settled)
     if other is not None and _same(graph, other):
         graph.trained, graph.marks.drawn = True, other.marks.drawn
         add_flags(graph.flags, other.flags)

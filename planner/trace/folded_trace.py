@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from shardwright.errors import ModelError
-from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, fold
+from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, Unused, fold
 from shardwright.planner.blocks.stacks import (
     Stack,
     find_stacks,
@@ -57,7 +57,7 @@ def trace_all(
     Raises:
         ModelError: the first run cannot be traced.
     """
-    known = Known(folds, valued)
+    known = Known(folds, valued, [((), source.told_apart)])
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
@@ -114,7 +114,7 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     """
     whole = False
     try:
-        return tried(len(source.more), source.further, False)
+        return _at_once(source.wishes, (), False, partial(tried, len(source.more)), first=True)
     except Unfoldable:
         pass
     except ModelError:
@@ -131,8 +131,10 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
             return tried(more, source.further, True)
     for n, wish in enumerate(source.wishes):
         folded = bool(best[1].stacks)
-        if n == 1 and (all_at_once := _others(source.wishes[1:], best, partial(tried, more))):
-            return all_at_once
+        if n == 1:
+            with suppress(ModelError, Unfoldable):
+                rest, before = source.wishes[1:], best[0].further
+                return _at_once(rest, before, not folded, partial(tried, more))
         # Masks are too common to leave out: for these all blocks may be traced.
         ways = (False, True) if folded and n == 0 else (not folded,)
         for way, run in product(ways, wish):
@@ -142,26 +144,32 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     return best
 
 
-def _others(
-    wishes: Sequence[Wish], best: Traced, tried: Callable[[Sequence[Run], bool], Traced]
-) -> Traced | None:
-    """Trace wishes all at once, without the alternatives that are refused.
+def _at_once(
+    wishes: Sequence[Wish],
+    before: Sequence[Run],
+    whole: bool,
+    tried: Callable[[Sequence[Run], bool], Traced],
+    first: bool = False,
+) -> Traced:
+    """Trace wishes all at once, behind further runs, without the alternatives that are refused.
 
-    Returns None if it is not known which run is refused.
+    Raises:
+        ModelError, Unfoldable: it is not known which run is refused, or nothing is left of the
+            first wish, and `first` says that it is needed.
     """
-    left = [wish for wish in wishes if wish]
-    while left:
-        runs = (*best[0].further, *(wish[0] for wish in left))
+    left = [*wishes]
+    while True:
         try:
-            return tried(runs, not best[1].stacks)
+            return tried((*before, *(wish[0] for wish in left)), whole)
         except (ModelError, Unfoldable) as error:
             refused = error.__cause__ if isinstance(error, Unfoldable) else error
             behind = refused.behind if isinstance(refused, RunRefused) else 0
             if not 0 < behind <= len(left):
-                return None
+                raise
             left[-behind] = left[-behind][1:]
+            if first and not left[0]:
+                raise
             left = [wish for wish in left if wish]
-    return best
 
 
 def trace_folded(
@@ -195,7 +203,7 @@ def trace_folded(
     labels = label if pins or source.quantized or source.recomputed else None
 
     refused: ModelError | None = None
-    foldable, left_out, plain = known.folds, set(known.unfoldable), len(source.runs) == 1
+    foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
     ways = () if not foldable else (True,) if ends else (False, True)
     while ways:
         culprits = frozenset[str]()
@@ -206,6 +214,9 @@ def trace_folded(
                 continue
             try:
                 return _folded(source, stacks, owners, known)
+            except Unused as error:
+                culprits = error.stacks
+                break
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
             except ModelError as error:
@@ -217,8 +228,7 @@ def trace_folded(
         if not culprits:
             break
         left_out |= culprits
-        if plain:
-            known.unfoldable |= culprits
+        known.unfoldable.append((source.runs, culprits))
     known.folds &= not plain
     if not whole and foldable and find_stacks(module, False, labels, owners):
         raise Unfoldable("only the whole model can be traced with these calls") from refused

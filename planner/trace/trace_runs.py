@@ -63,16 +63,18 @@ def trace(
     return trace_runs(module, [Run("", args, kwargs), *more])
 
 
-def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> Graph:
+def trace_runs(
+    module: nn.Module, runs: Sequence[Run], skips: bool = False, settled: bool = False
+) -> Graph:
     """Return the graph of several runs of `module`. The first run is a call of the root.
 
     With `skips`, skippable code is traced as if it always ran, if that is correct
-    (`data_queries/conditional_code.py`).
+    (`data_queries/conditional_code.py`). With `settled`, runs that depend on data are refused.
 
     Raises:
         ModelError: as `trace`.
     """
-    opaque = Opaque(module, skips=skips)
+    opaque = Opaque(module, skips=skips, settled=settled)
     graph = _traced(module, runs, opaque)
     if not masks_have_stated_lengths(graph):
         opaque.drop_stand_ins()

@@ -377,6 +377,47 @@ class Scaled(nn.Module):
         return self.down(self.up(x)) * scale(x.shape[-1])
 
 
+class Lazy(OrderedDict[str, Any]):
+    """As long as what it could make, and iterates over that: auto mappings of transformers do."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Any:
+        return iter("abcde")
+
+
+LAZY = Lazy(made=1)
+
+
+class Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x)) * len(LAZY)
+
+
+def test_what_code_holds_is_looked_at_again_only_when_it_changed() -> None:
+    model, taken = Looks(), list[Any]()
+
+    def isolated(change: Callable[[], object] = lambda: None) -> None:
+        with code_state.isolated(model):
+            change()
+        code = frozenset(map(type, model.modules()))
+        taken.append(code_state._reached(code, len(code_state.sys.modules))._last)
+
+    code_state.look_anew()
+    isolated()
+    isolated(lambda: OrderedDict.__setitem__(LAZY, "made", 2))
+    isolated()
+    assert OrderedDict.__getitem__(LAZY, "made") == 1 and taken[0] is taken[1] is taken[2]
+    OrderedDict.__setitem__(LAZY, "made", 3)
+    isolated(lambda: OrderedDict.__setitem__(LAZY, "made", 2))
+    assert OrderedDict.__getitem__(LAZY, "made") == 3 and taken[3] is not taken[0]
+
+
 def test_code_is_looked_at_once_for_each_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all runs of the model and of its parts; the next plan sees new code."""
     looked: list[Any] = []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
+from shardwright.planner.trace import compared_runs, folded_trace, trace_runs
 from shardwright.planner.trace.data_queries.branch_paths import both, fewer
 from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.model.source import Source
@@ -79,16 +83,83 @@ def test_an_error_says_which_run_is_refused() -> None:
     assert refused.value.behind == 2
 
 
-def test_alternatives_of_wishes_are_left_out_one_by_one() -> None:
-    """One wish has a second alternative, another has none left, and all others are traced."""
-    x = torch.empty(3, 5, device="meta")
-    good, bad = (
-        [Run("", (), {"x": x, "fails": fails}, priced=False) for _ in range(3)]
-        for fails in (False, True)
-    )
-    wishes = ((good[0],), (bad[0], good[1]), (bad[1],), (good[2],))
+X = torch.empty(3, 5, device="meta")
+GOOD, BAD = (
+    [Run("", (), {"x": X, "fails": fails}, priced=False) for _ in range(3)]
+    for fails in (False, True)
+)
+
+
+def with_wishes(wishes: tuple[tuple[Run, ...], ...]) -> Source:
     further = tuple(wish[0] for wish in wishes)
-    source = Source(
-        Refuses().eval(), (x,), {}, "Refuses", "", torch.float32, further=further, wishes=wishes
+    return Source(
+        Refuses().eval(), (X,), {}, "Refuses", "", torch.float32, further=further, wishes=wishes
     )
-    assert [*map(id, trace_all(source)[0].further)] == [*map(id, good)]
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType = folded_trace
+) -> list[Any]:
+    """Return a list that gets an entry for each call of a function of a Python module."""
+    calls: list[Any] = []
+    called = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a, **k: (calls.append(a), called(*a, **k))[1])
+    return calls
+
+
+def test_alternatives_of_wishes_are_left_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wish has a second alternative, another has none left, and all others are traced."""
+    traces = counted(monkeypatch, "_asked")
+    source = with_wishes(((GOOD[0],), (BAD[0], GOOD[1]), (BAD[1],), (GOOD[2],)))
+    assert [*map(id, trace_all(source)[0].further)] == [*map(id, GOOD)]
+    assert len(traces) == 3  # two are refused, and each says what to leave out
+
+
+def test_the_first_wish_is_not_left_out_if_it_is_needed() -> None:
+    """Masks may need all blocks: these are tried before other wishes."""
+    source = with_wishes(((BAD[0],), (GOOD[0],)))
+    assert [*map(id, trace_all(source)[0].further)] == [id(GOOD[0])]
+
+
+class Towers(nn.Module):
+    """Of two lists of equal blocks, one is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = (
+            nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(9))
+            for _ in range(2)
+        )
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.used:
+            x = block(x)
+        return self.last(x)
+
+
+def test_blocks_that_no_call_uses_are_left_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a trace with the end blocks apart, which cannot help."""
+    traces = counted(monkeypatch, "_asked")
+    source = Source(Towers().to("meta").eval(), (X,), {}, "Towers", "", torch.float32)
+    found, folding, _ = trace_all(source)
+    assert [stack.path for stack in folding.stacks] == ["used"] and len(traces) == 2
+    assert found.runs == source.runs
+
+
+def test_stacks_that_some_runs_do_not_fold_are_left_out_of_more_runs() -> None:
+    known = Known(unfoldable=[(RUNS[:1], frozenset({"a"})), (RUNS, frozenset({"b"}))])
+    assert known.left_out(RUNS) == {"a", "b"}
+    assert known.left_out(RUNS[:1]) == {"a"} and not known.left_out(RUNS[1:])
+
+
+def test_what_depends_on_data_only_in_training_mode_is_known_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not the same in training mode: how it goes on is not looked at to find that."""
+    records = counted(monkeypatch, "record", trace_runs)
+    source = Source(Clamps().eval(), (X,), {}, "", "", X.dtype)
+    graph, asked = folded_trace._asked(source)
+    compared_runs.note_training(graph, source, asked)
+    assert not graph.trained and len(records) == 2

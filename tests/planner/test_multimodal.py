@@ -18,7 +18,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.prepare import prepare
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import MOST_OPS, more_runs
+from shardwright.planner.trace.runs.unused_modules import MOST_OPS, more_runs, told_apart
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -206,6 +206,43 @@ def test_a_tower_that_calls_too_many_ops_is_left_out() -> None:
 
     model = Beside().to("meta")
     assert not more_runs(model, Run("", (torch.empty(3, 19, 16, device="meta"),), {}))
+
+
+class Numbered(nn.Module):
+    """A tower that reads the sizes of its images. Behind one of its blocks it may call more."""
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        self.config = transformers.ViTConfig(image_size=20, patch_size=4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(48, 48), nn.ReLU()) for _ in range(5))
+        self.beside, self.more = nn.Linear(48, 48), more
+
+    def forward(self, hidden_states: Tensor, grid_thw: Tensor) -> Tensor:
+        assert len(hidden_states) == sum(t * h * w for t, h, w in grid_thw.tolist())
+        for number, block in enumerate(self.blocks):
+            hidden_states = block(hidden_states)
+            if number == 2 and self.more:
+                hidden_states = self.beside(hidden_states)
+        return hidden_states
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_tower_that_reads_the_sizes_of_images_is_traced(more: bool) -> None:
+    """All its blocks are if its code tells them apart: else the plan would fail its dry run."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower, self.down = Numbered(more), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(x)
+
+    model = Beside().to("meta")
+    runs = more_runs(model, Run("", (torch.empty(3, 19, 16, device="meta"),), {}))
+    assert [run.module for run in runs] == ["tower"]
+    assert all(value.is_meta for value in runs[0].kwargs.values())
+    assert told_apart(model, runs) == ({"tower.blocks"} if more else set())
 
 
 def test_images_that_the_code_filters_are_left_out() -> None:

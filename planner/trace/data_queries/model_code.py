@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import takewhile
@@ -16,6 +17,9 @@ from typing import Any
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 CALLED_THROUGH = ("torch.overrides", "torch._tensor", str(__package__))
 """Python modules through which code calls tensor functions."""
+
+Lines = tuple[tuple[str, int], ...]
+"""Files and numbers of lines of code, the innermost last."""
 
 
 def model_frame(calls_itself: bool = False) -> Any:
@@ -134,3 +138,9 @@ def answer_for(test: ast.expr, wanted: bool) -> bool | None:
         case ast.Compare(ops=[_, _, *_]) | ast.Compare(ops=[ast.In() | ast.NotIn()]):
             return None
     return wanted
+
+
+def lines_of(error: BaseException) -> Lines:
+    """Return the lines of code that an error came through, without those of torch and our own."""
+    found = traceback.walk_tb(error.__traceback__)
+    return tuple((f.f_code.co_filename, n) for f, n in found if not is_plumbing(module_of(f)))

@@ -6,7 +6,6 @@ it says so of that argument.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright.errors import first_line
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
-from shardwright.planner.trace.data_queries.model_code import is_plumbing, module_of
+from shardwright.planner.trace.data_queries.model_code import Lines, lines_of
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
@@ -52,7 +51,7 @@ class Ended:
     fits: set[str] = field(default_factory=set)
     widths: tuple[int, int] | None = None
     error: str = ""
-    where: tuple[tuple[str, int], ...] = ()
+    where: Lines = ()
 
 
 class _Misfit(Exception):
@@ -82,14 +81,8 @@ def tried(root: nn.Module, given: Given) -> Ended:
     except DATA_DEPENDENT as error:
         ended.runs, ended.error = True, first_line(error)
     except Exception as error:  # the code may raise anything
-        ended.error, ended.where = first_line(error), _lines(error)
+        ended.error, ended.where = first_line(error), lines_of(error)
     return ended
-
-
-def _lines(error: BaseException) -> tuple[tuple[str, int], ...]:
-    """Return the lines of code that an error came through, without those of torch and our own."""
-    found = traceback.walk_tb(error.__traceback__)
-    return tuple((f.f_code.co_filename, n) for f, n in found if not is_plumbing(module_of(f)))
 
 
 class _Steps(TorchFunctionMode):

@@ -41,6 +41,12 @@ def pairs(given: Any, made: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield after, value
 
 
+def moved(given: Any) -> Any:
+    """Return inputs on meta, with the values of integer tensors."""
+    on_meta = tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, given)
+    return remember(given, on_meta) or on_meta
+
+
 def remember(given: Any, on_meta: Any, floats: bool = False) -> Any:
     """Return `on_meta` with the values of integer tensors in `given`; None if there are none.
 

@@ -26,7 +26,7 @@ from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_calls import example_calls
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import more_runs
+from shardwright.planner.trace.runs.unused_modules import more_runs, told_apart
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.runtime.model.build import as_dtype, building, move_to_meta
 from shardwright.runtime.model.config import read_config
@@ -48,6 +48,8 @@ class Source:
     dtype: torch.dtype
     more: tuple[Run, ...] = ()
     """Runs that use parameters that the plain run does not use."""
+    told_apart: frozenset[str] = frozenset()
+    """Lists of blocks that code knows by number in these runs: they are not folded."""
     further: tuple[Run, ...] = ()
     """Other calls that users make: with padding masks, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
@@ -168,6 +170,7 @@ def read_source(
         *identity,
         more,
         **calls,
+        told_apart=told_apart(module, more),
         valued=tuple(found for found in (integers, floats) if found is not None),
         quantization=quantization if quantized else None,
         quantized=quantized,

@@ -52,6 +52,7 @@ class Opaque:
         branch_paths: The traced calls, with their answers to branches (see `branch_paths.py`).
         skips: Whether skippable code is traced as if it always ran.
         stateful: Untraced modules whose calls change their attributes.
+        settled: Whether these settings stay as they are, whatever fails with them.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Opaque:
         stand_ins: bool = True,
         branch_paths: BranchPaths = (),
         skips: bool = False,
+        settled: bool = False,
     ) -> None:
         self.root, self.branch_paths, self.skips = root, branch_paths, skips
+        self.settled = settled
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
         self.stateful: set[str] = set()
@@ -74,6 +77,8 @@ class Opaque:
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Change the settings after a failed run; returns False if nothing is left to try."""
+        if self.settled:
+            return False
         if isinstance(error, BranchesOnData) and (
             paths := both(self.branch_paths, error.traced_call, self._like(error.traced_call))
         ):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,13 +24,14 @@ from shardwright.planner.trace.inputs.argument_options import OPTIONS, options
 from shardwright.planner.trace.inputs.documented_shapes import documented
 from shardwright.planner.trace.inputs.example_inputs import CONTENT, example_inputs
 from shardwright.planner.trace.inputs.subject import Subject, number
-from shardwright.planner.trace.model.input_values import remember
+from shardwright.planner.trace.model.input_values import moved
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.further_runs import has_switch
 from shardwright.planner.trace.runs.package_calls import package_calls
-from shardwright.planner.trace.runs.preexisting_tensors import made
+from shardwright.planner.trace.runs.preexisting_tensors import made_or_raised
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import Trial, attempt, settles
+from shardwright.planner.trace.runs.trials import Trial, Trials
+from shardwright.planner.trace.runs.unused_modules import settles
 
 GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
@@ -72,10 +75,10 @@ def example_call(module: nn.Module) -> dict[str, Any]:
     if not hasattr(getattr(module, "config", None), "to_dict") or _takes_text_alone(module):
         return text_inputs(module)
     on_data: dict[tuple[int, ...], tuple[dict[str, Any], Run]] = {}
-    for inputs in islice(_candidates(module), MOST):
-        meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        run = Run("", (), remember(inputs, meta) or meta)
-        ended = attempt(module, run)
+    trials = Trials(module)
+    for inputs in islice(_candidates(trials), MOST):
+        run = Run("", (), moved(inputs))
+        ended = trials.attempt(run)
         if ended is Trial.RUNS:
             return inputs
         if ended is Trial.ON_DATA:
@@ -130,11 +133,12 @@ def _beside(module: nn.Module, decodes: bool) -> dict[str, Any]:
     return more
 
 
-def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
+def _candidates(trials: Trials) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, then inputs by the names of arguments."""
+    module = trials.root
     names = inspect.signature(module.forward).parameters
     if IDS in names and PIXELS in names:
-        yield from _with_images(module)
+        yield from _with_images(trials)
     # Models with a decoder of their own do not all say so.
     decoding = [_beside(module, yes) for yes in {_decodes(module): 0, DECODER_IDS in names: 0}]
     kinds = Subject(module, torch.float32).number(*KINDS)
@@ -148,15 +152,16 @@ def _candidates(module: nn.Module) -> Iterator[dict[str, Any]]:
             yield {**inputs, **more}
 
 
-def _with_images(module: nn.Module) -> Iterator[dict[str, Any]]:
+def _with_images(trials: Trials) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
+    module = trials.root
     names, at = inspect.signature(module.forward).parameters, Subject(module, _dtype(module))
     image = at.number("image_token_id", "image_token_index")
     needed: dict[str, Any] = {}
     for name in at.needed:
         needed |= next(options(at, name), {})
     for images in _images(module) if image or PLACES in names else ():
-        count = _image_tokens(module, images, needed)
+        count = _image_tokens(trials, images, needed)
         if count is None:
             continue
         ids = _ids(module.config, image, count)
@@ -178,19 +183,25 @@ def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _image_tokens(
-    module: nn.Module, images: dict[str, Tensor], beside: dict[str, Tensor]
+    trials: Trials, images: dict[str, Tensor], beside: dict[str, Tensor]
 ) -> int | None:
     """Return how many tokens stand for one image: as many as the model makes vectors of it.
 
     `beside` has what else the model needs, of which it may make them, too.
     """
+    module = trials.root
     owner = next((part for part in module.modules() if hasattr(part, FEATURES)), None)
     taken = inspect.signature(getattr(owner, FEATURES)).parameters if owner else ()
     images = {**{name: value for name, value in beside.items() if name in taken}, **images}
-    given = {k: v.to("meta") for k, v in images.items()}
-    found = made(module, _features, remember(images, given) or given)
-    if found is None and images[PIXELS].dim() == 5:  # it takes the views of all sequences in a row
-        found = made(module, _features, {PIXELS: given[PIXELS].flatten(0, 1)})
+    calls = [moved(images)]
+    if images[PIXELS].dim() == 5:  # it may take the views of all sequences in a row
+        calls.append({PIXELS: images[PIXELS].flatten(0, 1)})
+    found: Any = None
+    for call in calls if owner else ():
+        with suppress(Exception):  # the code may raise anything
+            found = trials.made(partial(made_or_raised, module, _features, call))
+        if found is not None:
+            break
     rows = [t.numel() // t.shape[-1] for t in tree_leaves(found) if isinstance(t, Tensor)]
     return sum(rows) // TRACE_BATCH if rows else number(module.config, *TOKENS)
 

@@ -27,7 +27,7 @@ from shardwright.planner.trace.runs.decoding import (
 )
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import Trial, attempt
+from shardwright.planner.trace.runs.trials import Trial, Trials
 
 Wish = tuple[Run, ...]
 """Alternative calls; the first one that can be traced is used."""
@@ -102,7 +102,7 @@ def _text_alone(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
     if not beside or needed or not isinstance(inputs.get(GROWING[-1]), Tensor):
         return []
     text = {name: value for name, value in inputs.items() if name in known}
-    if attempt(module, _run(text)) is Trial.FAILS:
+    if Trials(module).attempt(_run(text)) is Trial.FAILS:
         return []
     return decoded(module, text, tokens=()) or [(_run(text),)]
 

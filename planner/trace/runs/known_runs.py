@@ -22,21 +22,24 @@ class Known:
     Attributes:
         folds: Whether blocks may be folded; not if the plain call alone folds none.
         valued: Whether it can be traced with values of its inputs if its code depends on data.
-        unfoldable: Paths of stacks that the plain call alone shows not to be foldable.
+        unfoldable: Sets of runs, and the paths of stacks that they show not to be foldable.
         differing: Sets of runs that compute something else in training mode.
         refused: Runs -> why they cannot be traced.
     """
 
     folds: bool = True
     valued: bool = False
-    unfoldable: set[str] = field(default_factory=set)
+    unfoldable: list[tuple[Sequence[Run], frozenset[str]]] = field(default_factory=list)
     differing: list[Sequence[Run]] = field(default_factory=list)
     refused: dict[Any, ModelError] = field(default_factory=dict)
 
     def differs(self, runs: Sequence[Run]) -> bool:
         """Return whether some of these runs are known to be different in training mode."""
-        keys = {*_keys(runs)}
-        return any(keys.issuperset(_keys(some)) for some in self.differing)
+        return any(_within(some, runs) for some in self.differing)
+
+    def left_out(self, runs: Sequence[Run]) -> set[str]:
+        """Return the paths of stacks that cannot be folded, as some of these runs show."""
+        return {path for some, paths in self.unfoldable if _within(some, runs) for path in paths}
 
     @contextmanager
     def refusing(self, runs: Sequence[Run]) -> Iterator[None]:
@@ -48,6 +51,10 @@ class Known:
         except ModelError as error:
             self.refused[_keys(runs)] = error
             raise
+
+
+def _within(some: Sequence[Run], runs: Sequence[Run]) -> bool:
+    return {*_keys(some)} <= {*_keys(runs)}
 
 
 def _keys(runs: Sequence[Run]) -> tuple[Any, ...]:

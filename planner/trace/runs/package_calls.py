@@ -13,7 +13,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH
 from shardwright.planner.trace.inputs.searched_inputs import Search
 from shardwright.planner.trace.inputs.subject import Subject
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import Trial, attempt
+from shardwright.planner.trace.runs.trials import Trial, Trials
 from shardwright.runtime.model.packages import is_of_diffusers, is_of_timm
 
 Inputs = dict[str, Any]
@@ -63,10 +63,10 @@ def _pictures(module: nn.Module) -> Iterator[Inputs]:
 
     at = Subject(module, next((p.dtype for p in module.parameters()), torch.float32))
     said = tuple(resolve_model_data_config(module)["input_size"])
-    name = next(iter(at.names))
+    name, trials = next(iter(at.names)), Trials(module)
     for size in dict.fromkeys((said, USUAL)):
         inputs = {name: at.floats(TRACE_BATCH, *size)}
-        if attempt(module, Run("", (), inputs)) is not Trial.FAILS:
+        if trials.attempt(Run("", (), inputs)) is not Trial.FAILS:
             yield inputs
     raise ModelError(
         f"{type(module).__name__} does not run with pictures of {[*said]}: give example inputs, as "

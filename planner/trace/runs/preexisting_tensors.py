@@ -36,11 +36,17 @@ class _Making(nn.Module):
 
 def made(model: nn.Module, make: Make, inputs: Mapping[str, Any]) -> Any:
     """Return `make(copy of model, inputs)` with tensors on meta; None if it raises."""
-    with suppress(Exception), duplicated(model) as copied:  # `make` may need data or other inputs
+    with suppress(Exception):  # `make` may need data or other inputs
+        return made_or_raised(model, make, inputs)
+    return None
+
+
+def made_or_raised(model: nn.Module, make: Make, inputs: Mapping[str, Any]) -> Any:
+    """Do the same as `made`, but raise what `make` raises."""
+    with duplicated(model) as copied:
         making = _Making(copied, make)
         run_on_fake(making, [Run("", (dict(inputs),), {})], Opaque(making))
         return tree_map(_on_meta, making.made)
-    return None
 
 
 def _on_meta(leaf: Any) -> Any:

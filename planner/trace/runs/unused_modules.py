@@ -8,9 +8,8 @@ can run by itself (`example_inputs.py`). Modules that do not run on meta are ski
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from enum import Enum
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.inputs.example_inputs import example_inputs
 from shardwright.planner.trace.inputs.subject import number
+from shardwright.planner.trace.model.input_values import moved
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.fake_mode import TooManyOps
@@ -43,6 +43,25 @@ def more_runs(root: nn.Module, plain: Run) -> tuple[Run, ...]:
         with suppress(Exception), shortened(root, stacks):  # the code may need all blocks
             return tuple(_found(root, plain))
     return ()
+
+
+def told_apart(root: nn.Module, runs: Sequence[Run]) -> frozenset[str]:
+    """Return stacks in towers whose code knows blocks by number: behind some it calls more.
+
+    These must not be folded. `runs` are those of `more_runs`.
+    """
+    stacks, found = find_stacks(root), set[str]()
+    for run in runs:
+        paths = [s.path for s in stacks if run.module and is_within(s.path, run.module)]
+        if not paths:
+            continue
+        with suppress(Exception):  # that is found out when it is traced
+            with shortened(root, stacks):
+                few = _used(root, run)
+            more = _used(root, run) - few
+            if any(not any(is_within(n, p) for p in paths) for n in more):
+                found |= {*paths}
+    return frozenset(found)
 
 
 def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
@@ -73,11 +92,14 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
 
 
 def _alone(name: str, module: nn.Module) -> Iterator[Run]:
-    """Yield calls of a module in its own dtype, then in float32, as code may not support all."""
+    """Yield calls of a module in its own dtype, then in float32, as code may not support all.
+
+    Integers that have values keep them: the grid of an image, for example.
+    """
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     for dtype in dict.fromkeys((own, torch.float32)):
         for inputs in example_inputs(module, dtype):
-            yield Run(name, (), inputs, None if dtype == own else dtype)
+            yield Run(name, (), moved(inputs), None if dtype == own else dtype)
 
 
 def _attends(root: nn.Module) -> bool:
@@ -111,29 +133,6 @@ def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         own = hasattr(config, "to_dict") and config is not getattr(root, "config", None)
         if own and pattern(name) == name and any(True for _ in module.parameters()):
             yield name, module
-
-
-class Trial(Enum):
-    """How a run on meta ends."""
-
-    RUNS = "it runs"
-    ON_DATA = "it depends on data"
-    FAILS = "the code refuses the inputs, or is not for meta"
-
-
-def attempt(root: nn.Module, run: Run) -> Trial:
-    """Return how `run` ends: with one block of each kind or, if that fails, with all blocks."""
-    opaque, ended = Opaque(root), Trial.FAILS
-    for stacks in (find_stacks(root), []):
-        try:
-            with shortened(root, stacks), duplicated(root) as module:
-                run_on_fake(module, [run], opaque)
-            return Trial.RUNS
-        except DATA_DEPENDENT:
-            ended = Trial.ON_DATA
-        except Exception:  # the code may raise anything
-            continue
-    return ended
 
 
 def settles(root: nn.Module, run: Run) -> bool:

@@ -125,13 +125,18 @@ def _contents(value: Any) -> Any:
 def _differs(now: Any, before: Any) -> bool:
     if isinstance(now, set) and now == before:
         return False  # filling it again could change its iteration order
-    return len(now) != len(before) or not all(map(is_, _parts(now), _parts(before)))
+    fewer = _kind(now).__len__(now) != len(before)  # its class may say something else
+    return fewer or not all(map(is_, _parts(now), _parts(before)))
 
 
 def _kind(value: Any) -> Any:
     """Return the builtin class that a container is an instance of."""
+    kind = type(value)
+    if kind in CONTAINERS:
+        return kind
     return next(kind for kind in (OrderedDict, *CONTAINERS) if isinstance(value, kind))
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    return chain(value, dict.values(value)) if isinstance(value, dict) else value
+    parts = _kind(value).__iter__(value)
+    return chain(parts, dict.values(value)) if isinstance(value, dict) else parts

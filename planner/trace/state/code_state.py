@@ -17,11 +17,12 @@ import dis
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import compress, islice
+from operator import is_not
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,29 +57,22 @@ def isolated(root: nn.Module) -> Iterator[None]:
     own = [(vars(m), n, v) for m in root.modules() for n, v in vars(m).items() if n not in OF_TORCH]
     code = [part for _, _, value in own for part in _code_in(value)]
     reached = _reached(frozenset([*map(_class_of, root.modules()), *code]), len(sys.modules))
-    slots = [*reached.slots, *(Slot(o, n) for o, n, v in own if isinstance(v, LruCache))]
-    before = [(slot, slot.get()) for slot in slots]
-    in_slots = [_function_of(value) for _, value in before]
-    cached = [pair for pair, f in zip(before, in_slots, strict=True) if isinstance(f, LruCache)]
-    uncached = [(slot, _uncached(value)) for slot, value in cached]
+    before = reached.snapshot([Slot(o, n) for o, n, v in own if isinstance(v, LruCache)])
     names = [(cls, {*vars(cls)}) for cls in reached.classes.values()]
-    contents = Contents([*reached.held, *(value for _, value in before if _may_hold(value))])
-    in_slots = [f.cached if isinstance(f, Uncached) else f for f in in_slots]  # of an outer trace
-    reached.clear_caches(but=in_slots)
+    uncached = [(slot, _uncached(value)) for slot, value in before.cached]
+    reached.clear_caches(but=before.caches)
     try:
         for slot, value in uncached:
             slot.set(value)
         yield
     finally:
-        for slot, value in before:
-            if slot.get() is not value:
-                slot.set(value)
+        before.restore_slots()
         for cls, had in names:
             for name in vars(cls).keys() - had:
                 if not isinstance(vars(cls)[name], CODE) and not name.startswith("__"):
                     type.__delattr__(cls, name)
-        contents.restore()
-        reached.clear_caches(but=in_slots)
+        before.contents.restore()
+        reached.clear_caches(but=before.caches)
 
 
 def _code_in(value: Any) -> Iterator[Any]:
@@ -106,18 +100,21 @@ def _class_of(value: Any) -> type:
     return getattr(type(value), "_shardwright_original", type(value))
 
 
-class Slot(NamedTuple):
-    """A place where code keeps a value: a name in a module or class, or a cell of a closure."""
+class Slot:
+    """A place where code keeps a value: a name in a module or class, or a cell of a closure.
 
-    owner: Any
-    name: str = ""
+    `get` returns the current value, or ABSENT.
+    """
 
-    def get(self) -> Any:
-        """Return the current value, or ABSENT."""
-        owner = self.owner
-        if isinstance(owner, CellType):
-            return getattr(owner, "cell_contents", ABSENT)
-        return (vars(owner) if isinstance(owner, type) else owner).get(self.name, ABSENT)
+    __slots__ = "get", "name", "owner"
+
+    def __init__(self, owner: Any, name: str = "") -> None:
+        self.owner, self.name = owner, name
+        self.get: Callable[[], Any] = (  # without a frame: there are thousands
+            functools.partial(getattr, owner, "cell_contents", ABSENT)
+            if isinstance(owner, CellType)
+            else functools.partial(_names_of(owner).get, name, ABSENT)
+        )
 
     def set(self, value: Any) -> None:
         """Set the value; ABSENT deletes it."""
@@ -139,6 +136,36 @@ class Slot(NamedTuple):
 
 def _names_of(owner: Any) -> Any:
     return vars(owner) if isinstance(owner, type) else owner
+
+
+class Snapshot:
+    """What slots hold, and the contents of the containers in them and among `held`.
+
+    Attributes:
+        cached: Slots with cached functions, and these.
+        caches: All cached functions, also those that an outer trace replaced.
+        contents: The contents.
+    """
+
+    def __init__(self, slots: Sequence[Slot], held: Sequence[Any]) -> None:
+        self._slots, self._values = slots, [slot.get() for slot in slots]
+        functions = [_function_of(value) for value in self._values]
+        each = zip(slots, self._values, functions, strict=True)
+        self.cached = [(slot, value) for slot, value, f in each if isinstance(f, LruCache)]
+        self.caches = [getattr(f, "cached", f) for f in functions if isinstance(f, CACHES)]
+        self.contents = Contents([*held, *filter(_may_hold, self._values)])
+
+    def holds(self) -> bool:
+        """Return whether all is still as it was."""
+        return not (any(self._changes()) or self.contents.changed())
+
+    def restore_slots(self) -> None:
+        """Restore what the slots hold, but not the contents of that."""
+        for slot, value in compress(zip(self._slots, self._values, strict=True), self._changes()):
+            slot.set(value)
+
+    def _changes(self) -> Iterable[bool]:
+        return map(is_not, [slot.get() for slot in self._slots], self._values)
 
 
 class Uncached:
@@ -185,6 +212,9 @@ def _is_without_sizes(value: Any) -> bool:
     return isinstance(value, (*WITHOUT_SIZES, *CODE))
 
 
+CACHES = (LruCache, Uncached)
+
+
 def _uncached(value: Any) -> Any:
     """Return `value`, a cached function or method, as an `Uncached` one."""
     new = Uncached(_function_of(value))
@@ -218,10 +248,22 @@ class _Reached:
         self._owners: dict[str, list[Any]] = defaultdict(list)
         """Name that no code was found to use yet -> classes and namespaces that define it."""
         self._caches: list[Any] = []
+        self._last: Snapshot | None = None
         self._todo: list[Any] = list(code)
         self._use(frozenset(CALLED_BY_PYTHON))
         while self._todo:
             self._visit(self._todo.pop())
+
+    def snapshot(self, own: Sequence[Slot]) -> Snapshot:
+        """Return what all slots hold, and those of a model's `own` attributes.
+
+        The last snapshot is used if all is as it was: to look into containers takes much longer.
+        """
+        if own:
+            return Snapshot([*self.slots, *own], self.held)
+        if self._last is None or not self._last.holds():
+            self._last = Snapshot(self.slots, self.held)
+        return self._last
 
     def clear_caches(self, but: Iterable[Any]) -> None:
         """Empty the caches of all functions reached, except those in `but`."""
@@ -253,7 +295,7 @@ class _Reached:
             self._todo += [value.fget, value.fset]
         elif isinstance(value, functools.partial):
             self._todo.append(value.func)
-        elif isinstance(value, (LruCache, Uncached)):
+        elif isinstance(value, CACHES):
             self._caches.append(getattr(value, "cached", value))
             self._todo.append(value.__wrapped__)
         elif isinstance(value, FunctionType) and not _of_library(value.__module__):
@@ -291,7 +333,7 @@ class _Reached:
                 self._owners[name].append(owner)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=16)
 def _reached(code: frozenset[Any], modules: int) -> _Reached:
     """Return what code reaches. With more Python `modules` imported it may reach more."""
     return _Reached(code)

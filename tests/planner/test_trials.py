@@ -1,0 +1,76 @@
+"""Calls are tried with one block of each kind first, and with all blocks where that may help."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.trace.runs import trials
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.trials import Trial, Trials
+
+DIM = 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Stack(nn.Module):
+    """Looks at a block by its number, if it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+
+    def forward(self, x: Tensor, last: int = 0) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.blocks[last](x)
+
+
+def given(width: int, last: int = 0) -> Run:
+    return Run("", (), {"x": torch.empty(3, width, device="meta"), "last": last})
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of blocks in each trial."""
+    blocks: list[int] = []
+    run = trials.run_on_fake
+    monkeypatch.setattr(
+        trials,
+        "run_on_fake",
+        lambda module, *how: (blocks.append(len(module.blocks)), run(module, *how))[1],
+    )
+    return blocks
+
+
+def test_a_call_that_needs_all_blocks_gets_them(tried: list[int]) -> None:
+    of = Trials(Stack().to("meta"))
+    assert of.attempt(given(DIM)) is of.attempt(given(DIM, last=4)) is Trial.RUNS
+    assert tried == [2, 2, 5]
+
+
+def test_where_a_call_failed_with_all_blocks_others_are_not_tried_with_them(
+    tried: list[int],
+) -> None:
+    """Only there: what fails elsewhere may need all blocks."""
+    of = Trials(Stack().to("meta"))
+    assert [of.attempt(given(width)) for width in (DIM + 1, DIM + 2)] == [Trial.FAILS] * 2
+    assert tried == [2, 5, 2]
+    assert of.attempt(given(DIM, last=4)) is Trial.RUNS
+    assert tried[3:] == [2, 5]
+
+
+def test_a_model_without_blocks_is_tried_once(tried: list[int]) -> None:
+    model = Stack().to("meta")
+    model.blocks = model.blocks[:2]
+    assert Trials(model).attempt(given(DIM + 1)) is Trial.FAILS
+    assert tried == [2]
