@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
+from shardwright.planner.trace.model.argument_trees import tree_map
 from shardwright.planner.trace.model.input_values import remember, remembered
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
