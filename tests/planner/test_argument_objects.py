@@ -88,6 +88,12 @@ def test_equals_the_whole_model(kind: type) -> None:
     assert_equal(model, make, plan, collectives=False)
 
 
+def test_by_name_alone() -> None:
+    (batch,) = inputs(Batch)(3, 19)
+    plan = planning.plan(Model().double(), 2, args=None, kwargs={"batch": batch})
+    assert plan.modules["up"].parameters["weight"].placement == "48@tp, 24"
+
+
 class Adds(Model):
     """It adds to what it is given: what it adds must be whole."""
 

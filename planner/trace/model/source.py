@@ -111,7 +111,7 @@ class Source:
 
 def read_source(
     model: Any,
-    args: tuple[Any, ...] | torch.Tensor = (),
+    args: tuple[Any, ...] | torch.Tensor | None = (),
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     trust_remote_code: bool = False,
@@ -141,7 +141,7 @@ def read_source(
     if isinstance(model, (str, Path)):
         model = read_config(model, trust_remote_code, hub)
     made = not isinstance(model, nn.Module)
-    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
     if not made:
         _refuse_compiled(model)
     quantization = None if dequantize else read_quantization(getattr(model, "config", model))
