@@ -30,7 +30,7 @@ def plan(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] | torch.Tensor = (),
+    args: tuple[Any, ...] | torch.Tensor | None = (),
     kwargs: dict[str, Any] | None = None,
     objective: ObjectiveName = "time",
     memory: int | Sequence[int] | None = None,

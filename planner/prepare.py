@@ -169,7 +169,7 @@ def read(
     model: Any,
     batch: int,
     *,
-    args: tuple[Any, ...] | torch.Tensor = (),
+    args: tuple[Any, ...] | torch.Tensor | None = (),
     kwargs: dict[str, Any] | None = None,
     seq: int = 512,
     dtype: torch.dtype | str | None = None,

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner.contract.plan_figures import Trial, Workload
@@ -37,6 +36,7 @@ from shardwright.planner.report.explain import asked_for, explained
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.search_state import SearchState
 from shardwright.planner.trace.model import python_references
+from shardwright.planner.trace.model.argument_trees import tree_map
 from shardwright.runtime.api import apply
 from shardwright.runtime.model.build import as_dtype
 from shardwright.runtime.model.hub import Hub

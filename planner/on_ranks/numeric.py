@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.planner.contract.names import dtype_name
@@ -20,6 +19,7 @@ from shardwright.planner.prepare import as_planned, prepare
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.trace.model import python_references
+from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 from shardwright.planner.trace.runs.example_calls import text_inputs
 from shardwright.runtime.model.build import as_dtype, building
 from shardwright.runtime.model.config import read_config

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.plain_values import FREE
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries.flags import add_flags
+from shardwright.planner.trace.queries.flags import Flags, add_flags, free_flags
 from shardwright.planner.trace.queries.opaque_ints import Shows, hidden
 from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.record.boundaries import argument_names
@@ -143,10 +143,12 @@ def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
     names = {n for run in source.runs if not run.module for n in _numbers(source.module, run)}
     found: set[str] = set()
     for group in ([names] if names else []) + [{n} for n in sorted(names) if len(names) > 1]:
-        if not group <= found and (cut := _cut_at_any(group, graph, source)) is not None:
+        if not group <= found and (other := _at_any(group, graph, source)) is not None:
             found |= group
-            graph.marks.data_sized |= cut
-            graph.marks.fixed |= cut
+            graph.marks.data_sized |= other.cut
+            graph.marks.fixed |= other.cut
+            for module, free in free_flags(graph.flags, other.flags).items():
+                graph.unsaid.setdefault(module, set()).update(free)
     return frozenset(found)
 
 
@@ -157,10 +159,15 @@ def _numbers(module: nn.Module, run: Run) -> Iterator[str]:
             yield name
 
 
-def _cut_at_any(
-    names: Collection[str], graph: Graph, source: Source
-) -> set[tuple[str, int]] | None:
-    """Return the dims that are cut at numbers; None if the runs may differ for other numbers."""
+class _AtAny(NamedTuple):
+    """Dims that are cut at opaque numbers, and the flags that modules got besides."""
+
+    cut: set[tuple[str, int]]
+    flags: Flags
+
+
+def _at_any(names: Collection[str], graph: Graph, source: Source) -> _AtAny | None:
+    """Return what runs do with these numbers; None if they may differ for other numbers."""
     calls = len(source.runs) * (100 + 20 * len(graph.ops))
     modes: list[Shows] = []
 
@@ -175,19 +182,22 @@ def _cut_at_any(
         found = _traced_again(source, hiding)
         return None if asked else found
 
+    flags: Flags = {}
     for sign in (-1, 1):
         other = traced(sign)
         if other is None or _computed(other) != _computed(graph):
             return None
+        flags = other.flags
     if not any(mode.general for mode in modes):
-        return set()
+        return _AtAny(set(), flags)
     want = _ruled(graph)
     for pair in OTHERS:
         found = [traced(1, value) for value in pair]
         if all(found):
             cut = found[0].marks.data_sized - graph.marks.data_sized  # type: ignore[union-attr]
             alike = all(one is not None and _ruled(one) == want for one in found)
-            return cut if alike and not any(_is_feature(graph, *each) for each in cut) else None
+            alike = alike and not any(_is_feature(graph, *each) for each in cut)
+            return _AtAny(cut, flags) if alike else None
     return None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardwright.errors import UsageError
+from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.api import apply
 from tests import planning
 from tests.ranks import run_ranks
@@ -64,6 +64,30 @@ class Cached(Attention):
         mask = torch.hstack([torch.zeros((length, start), dtype=x.dtype), mask])
         ends = [cache[:batch, : start + length] for cache in (self.keys, self.values)]
         return self.attend(q, ends[0], ends[1], mask)
+
+
+class Llama(nn.Module):
+    """It passes its number on to layers, and its table is a tensor that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Cached() for _ in range(2))
+        self.rows = torch.randn(64, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        x = x * self.rows[start : start + x.shape[1]]
+        for layer in self.layers:
+            x = x + layer(x, start)
+        return x
+
+
+class KeepsTensor(Cached):
+    """It writes to a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.keys
+        self.keys = torch.zeros(5, 64, HEADS, 4, dtype=torch.float64)
 
 
 class Mlp(nn.Module):
@@ -140,13 +164,18 @@ def assert_same(model: nn.Module, plan: Any, use: Callable[[Any], list[Tensor]])
         torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [Sliced, Counted, Cached, Row, Filled])
+@pytest.mark.parametrize("kind", [Sliced, Counted, Cached, Llama, Row, Filled])
 def test_any_integer(kind: type[nn.Module]) -> None:
     model, plan = planned(kind, 2)
     assert len(plan.calls[0].numbers) == 1
     assert any("@" in p.placement for m in plan.modules.values() for p in m.parameters.values())
     first, second, third = inputs(2, 7), inputs(2, 1), inputs(2, 3)
     assert_same(model, plan, lambda local: [local(first, 0), local(second, 7), local(third, 8)])
+
+
+def test_what_is_written_must_be_a_buffer() -> None:
+    with pytest.raises(ModelError, match="neither a parameter nor a buffer.* register_buffer"):
+        planned(KeepsTensor, 2)
 
 
 @pytest.mark.parametrize("kind", [Decides, DecidesByTensor, DecidesByPosition, Loops, Features])

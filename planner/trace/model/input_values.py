@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 
 MOST, MOST_FLOATS = 1 << 14, 1 << 24
 """Values of tensors with this many elements or more are not kept."""

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
+from shardwright.planner.trace.model.argument_trees import tree_map
 from shardwright.planner.trace.model.input_values import remember, remembered
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
@@ -113,7 +113,7 @@ class Source:
 
 def read_source(
     model: Any,
-    args: tuple[Any, ...] | torch.Tensor = (),
+    args: tuple[Any, ...] | torch.Tensor | None = (),
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     trust_remote_code: bool = False,
@@ -143,7 +143,7 @@ def read_source(
     if isinstance(model, (str, Path)):
         model = read_config(model, trust_remote_code, hub)
     made = not isinstance(model, nn.Module)
-    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
     if not made:
         _refuse_compiled(model)
     quantization = None if dequantize else read_quantization(getattr(model, "config", model))

@@ -21,6 +21,7 @@ from shardwright.planner.contract.plain_values import (
     plain_value,
     same_value,
 )
+from shardwright.planner.trace.queries.opaque_ints import Hidden
 from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.planner.trace.sizes.provenance import SourcedInt
 
@@ -77,7 +78,17 @@ def add_flags(known: Flags, more: Flags) -> None:
             mine[name] = _distinct([*mine.get(name, ()), *values])
 
 
+def free_flags(known: Flags, left: Flags) -> dict[str, set[str]]:
+    """Take flags out of `known` that are not `left` where numbers are opaque, and return them."""
+    free = {module: {*flags} - {*left.get(module, {})} for module, flags in known.items()}
+    for module, names in free.items():
+        known[module] = {n: values for n, values in known[module].items() if n not in names}
+    return free
+
+
 def _flag(value: Any) -> Any:
+    if isinstance(value, Hidden):
+        return SIZE
     if isinstance(value, SourcedInt) and reads_of(value.expression):
         return SIZE
     if isinstance(value, float) and not math.isfinite(value):

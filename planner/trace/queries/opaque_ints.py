@@ -140,11 +140,12 @@ class Shows(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in FACTORS:
             self.general = True
-            if name in PLACED:
-                self._cut(args[0], _dims_at(name, found, *args, **kwargs))
-            elif name not in VALUED | SIZED:
+            if name not in PLACED | VALUED | SIZED:
                 _decides(found)
         out = func(*_shown(args), **_shown(kwargs))
+        if name in PLACED:
+            taken, left = _dims_at(name, found, *args, **kwargs)
+            self._cut(*((args[0], taken) if _is_fake(args[0]) else (out, left)))
         if name == "arange":
             self._cut(out, [0])
         if name in SIZED:
@@ -157,31 +158,43 @@ class Shows(TorchFunctionMode):
 
     def _cut(self, x: Tensor, dims: Collection[int]) -> None:
         """Note that these dims of a tensor are never sharded."""
-        fake = inner(x)
-        fakes = getattr(fake, "fake_mode", None)
-        if fakes is None:
+        if not _is_fake(x):
             self.asked.append(None)
-            raise Decided("code takes a part of a constant at a place that it is given")
-        fakes.cut.extend((fake, dim) for dim in dims)
+            raise Decided("code writes to a constant at a place that it is given")
+        inner(x).fake_mode.cut.extend((inner(x), dim) for dim in dims)
 
 
-def _dims_at(name: str, found: Hidden, x: Tensor, *args: Any, **kwargs: Any) -> list[int]:
-    """Return the dims of `x` in which a function of `PLACED` takes opaque positions."""
+def _is_fake(x: Any) -> bool:
+    """Return whether the trace follows a tensor; else it is a constant, which is never sharded."""
+    return getattr(inner(x), "fake_mode", None) is not None
+
+
+def _dims_at(
+    name: str, found: Hidden, x: Tensor, *args: Any, **kwargs: Any
+) -> tuple[list[int], list[int]]:
+    """Return the dims of `x` in which a function of `PLACED` takes opaque positions.
+
+    And those dims of its result that have opaque lengths.
+    """
     if name in ("narrow", "select"):
         dim = args[0] if args else kwargs.get("dim")
-        return [dim % x.dim()] if type(dim) is int else _decides(found)
+        dims = [dim % x.dim()] if type(dim) is int else _decides(found)
+        return dims, dims if name == "narrow" else []
     index = args[0] if isinstance(args[0], tuple) else (args[0],)
     taken = [p for p in index if p is not None and p is not Ellipsis]
-    if any(isinstance(p, (list, bool)) or _is_mask(p) for p in taken):
+    unclear = (list, bool) if _is_fake(x) else (list, bool, Tensor)  # tensors may move dims
+    if any(isinstance(p, unclear) or _is_mask(p) for p in taken):
         _decides(found)
-    dims, at = [], 0
+    dims, left, at, to = [], [], 0, 0
     for part in index:
         if part is Ellipsis:
-            at += x.dim() - len(taken)
-        elif part is not None:
-            dims += [at] if any(True for _ in _hidden(part)) else []
-            at += 1
-    return dims
+            at, to = at + x.dim() - len(taken), to + x.dim() - len(taken)
+            continue
+        if any(True for _ in _hidden(part)):
+            dims.append(at)
+            left += [to] if isinstance(part, slice) else []
+        at, to = at + (part is not None), to + (part is None or isinstance(part, slice))
+    return dims, left
 
 
 def _is_mask(part: Any) -> bool:

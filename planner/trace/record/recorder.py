@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
@@ -22,6 +21,7 @@ from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner, known
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
+from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
@@ -92,6 +92,8 @@ class _Recording:
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
+        # Code may put more into what it is given.
+        self.ends = [*zip(tree_leaves(self.given), tree_leaves(self.wrapped), strict=True)]
         self.top = top
         top.begin, top.end, top.around = self._begin, self._end, self.kept.around
 
@@ -166,7 +168,7 @@ class _Recording:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""
         out.written = _changed(self.stored, self.state)
         aliases = self.functional.aliases
-        out.outputs = _changed_for_users(self.given, self.wrapped, self.returned, aliases)
+        out.outputs = _changed_for_users(self.ends, self.returned, aliases)
         for run, result in zip(self.runs, self.results, strict=True):
             out.given.append([slot for slot, _ in result])
             out.outputs += [tensor for _, tensor in result]
@@ -248,10 +250,12 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
 
 
 def _changed_for_users(
-    given: Any, wrapped: Any, given_out: list[torch.Tensor], aliases: Aliases
+    ends: Sequence[tuple[Any, Any]], given_out: list[torch.Tensor], aliases: Aliases
 ) -> list[torch.Tensor]:
-    """Return the current values of arguments changed in place, except those that are returned."""
-    ends = zip(tree_leaves(given), tree_leaves(wrapped), strict=True)
+    """Return the current values of arguments changed in place, except those that are returned.
+
+    `ends` are the tensors that the runs are given, without and with functionalization.
+    """
     changed = [x for was, x in ends if isinstance(x, torch.Tensor) and inner(x) is not was]
     return [inner(x) for x in changed if not aliases.among(x, given_out)]
 

@@ -16,6 +16,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
+from shardwright.errors import ModelError
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
@@ -147,11 +148,15 @@ class Functional(FunctionalTensorMode):
                 self.aliases.cross(given[0], out)
             return out
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
-        changed = [
-            x
-            for a, x in pairs
-            if a.alias_info and a.alias_info.is_write and isinstance(x, FunctionalTensor)
-        ]
+        writes = [x for a, x in pairs if a.alias_info and a.alias_info.is_write]
+        changed = [x for x in writes if isinstance(x, FunctionalTensor)]
+        there_before = [x for x in tensors_in(writes) if not isinstance(x, FunctionalTensor)]
+        if there_before and any(isinstance(x, FunctionalTensor) for x in args):
+            raise ModelError(
+                f"cannot split '{self.entered.innermost}' ({_source()}): it writes to a tensor "
+                "that is neither a parameter nor a buffer, and was there before the call: keep it "
+                "by register_buffer(NAME, TENSOR, persistent=False)"
+            )
         if changed and can_auto_functionalize(func):
             raise Unproven(
                 f"the op {func.name()} writes to its arguments (mutates_args): let it return new "

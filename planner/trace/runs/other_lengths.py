@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.contract.lengths import holds, numbers_in, sizes_in
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 from shardwright.planner.trace.model.source import Source, named_inputs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.training_runs import in_training

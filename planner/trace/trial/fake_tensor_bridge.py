@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
-from torch.utils._pytree import tree_map
 
 from shardwright.planner.trace.data_queries.queries import DataQueries
+from shardwright.planner.trace.model.argument_trees import tree_map
 from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.model.skeletons import Hollow
