@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardwright.errors import ModelError
 from shardwright.planner.dry_run import conflict, dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.search import dry_run as expected_keys
+from shardwright.planner.search import try_plan as expected_keys
 from tests.planner import mlps
 from tests.planner import modules as m
 from tests.planner.equal import assert_equal, features, planned
