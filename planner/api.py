@@ -31,7 +31,7 @@ def plan(
     *,
     mesh: Mapping[str, int] | None = None,
     args: tuple[Any, ...] | torch.Tensor | None = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     objective: ObjectiveName = "time",
     memory: int | Sequence[int] | None = None,
     speeds: Sequence[float] | None = None,
@@ -75,7 +75,9 @@ def plan(
             transformers text model. Sizes that vary at run time should be 3 (batch) and 19
             (sequence). Where the code computes sizes from integer inputs (a grid of patches, the
             positions of an image), these must be valid and not on meta.
-        kwargs: Example inputs by name.
+        kwargs: Example inputs by name. A list of them is for several calls, with a cache and
+            without one for example. The plan then holds for all, the first is priced, and each is
+            given `args`.
         objective: What is minimised. "time": the predicted time of the phases, plus a price for
             each byte that a rank holds, because free memory is room for more sequences (see
             `planner/problem/optimize.py`). "memory": bytes, with 5 % to spare where that saves

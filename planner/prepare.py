@@ -170,7 +170,7 @@ def read(
     batch: int,
     *,
     args: tuple[Any, ...] | torch.Tensor | None = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     seq: int = 512,
     dtype: torch.dtype | str | None = None,
     device: str = DEVICE,

@@ -37,6 +37,7 @@ from shardwright.planner.search.ladder import search
 from shardwright.planner.search.search_state import SearchState
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_map
+from shardwright.planner.trace.model.input_values import calls_by_name
 from shardwright.runtime.api import apply
 from shardwright.runtime.model.build import as_dtype
 from shardwright.runtime.model.hub import Hub
@@ -66,7 +67,7 @@ def tune(
     model: Any,
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **hub: Any,
 ) -> Plan:
     """Return the fastest on this machine of a plan and others like it, with the measured times.
@@ -79,7 +80,7 @@ def tune(
         model: The model it was made for, as `shardwright.plan` takes it; a module must pickle.
         trust_remote_code: Whether to run code that comes with the model.
         args: Inputs, as given for the plan; without any, random tokens of the workload.
-        kwargs: Inputs by name.
+        kwargs: Inputs by name; of several calls the first is timed.
         **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Raises:
@@ -99,7 +100,7 @@ def tune_search(
     meshes: Sequence[SearchState] = (),
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **hub: Any,
 ) -> SearchState:
     """Return the search whose plan is fastest; the rest is as for `tune`.
@@ -110,7 +111,7 @@ def tune_search(
         meshes: The ends of searches on other meshes of as many ranks.
         trust_remote_code: Whether to run code that comes with the model.
         args: Inputs.
-        kwargs: Inputs by name.
+        kwargs: Inputs by name; of several calls the first is timed.
         **hub: Options of the Hub.
     """
     plan = ended.plan
@@ -120,7 +121,7 @@ def tune_search(
     if not others:
         return ended
     what = buildable(model, trust_remote_code, Hub(**hub))
-    given = Given(what, trust_remote_code, (args, kwargs or {}), Hub(**hub))
+    given = Given(what, trust_remote_code, (args, calls_by_name(kwargs)[0]), Hub(**hub))
     on_gpus = torch.cuda.device_count() >= plan.world_size
     plans = [other.plan for other in others]
     work = plan, plans, given, on_gpus

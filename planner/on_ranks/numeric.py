@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from shardwright.planner.search.ladder import search
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
+from shardwright.planner.trace.model.input_values import calls_by_name
 from shardwright.planner.trace.runs.example_calls import text_inputs
 from shardwright.runtime.model.build import as_dtype, building
 from shardwright.runtime.model.config import read_config
@@ -57,7 +58,7 @@ def compare(
     dtype: torch.dtype | str = torch.float32,
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **hub: Any,
 ) -> Difference:
     """Start the plan's ranks as processes and compare them with the unsharded model.
@@ -74,7 +75,7 @@ def compare(
             by float64.
         trust_remote_code: Whether to run code that is shipped with the model.
         args: Inputs, as given for the plan; without any, random tokens.
-        kwargs: Inputs by name.
+        kwargs: Inputs by name; of several calls the first is compared.
         **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Raises:
@@ -90,7 +91,8 @@ def compare(
         asked = SolverOptions(objective=plan.objective.name)
         plan = search(prepare(model, **how), asked).plan
     answers = run_processes(
-        plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {}),
+        plan.world_size, _on_rank, plan, model, dtype, trust_remote_code,
+        (args, calls_by_name(kwargs)[0]),
         Hub(**hub),
     )  # fmt: skip
     parameters, logits, gradients, worst = answers[0]

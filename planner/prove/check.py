@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ def check(
     model: Any,
     *,
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     accept: bool = False,
     trust_remote_code: bool = False,
     **hub: Any,

@@ -8,7 +8,7 @@ proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,7 +76,7 @@ class Prover:
         self,
         model: Any,
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         explain: bool = True,
         trust_remote_code: bool = False,
         **hub: Any,

@@ -108,7 +108,7 @@ def explain(
     model: Any,
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **hub: Any,
 ) -> list[Explanation]:
     """Explain the placement of a parameter, or of each parameter in a module.

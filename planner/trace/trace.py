@@ -31,8 +31,8 @@ from shardwright.planner.contract.names import PAGED
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.known_runs import Known
+from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.state.code_state import look_anew
 
 
@@ -53,14 +53,21 @@ def trace_model(
         found = trace_all(source, pins, ends, folds, bool(source.valued))
     except ModelError as refused:
         found = _with_values(source, pins, ends, folds, refused)
-    if source.batches and not any(run.fills == PAGED for run in found[0].further):
-        alone = replace(source, more=(), further=(batched_call(source.module),))
-        trace_folded(alone, pins, ends, known=Known(folds))  # says why
+    for run in found[0].missing:
+        alone = replace(found[0], more=(), further=(run,))
+        try:
+            trace_folded(alone, pins, ends, known=Known(folds))
+        except ModelError as error:
+            raise ModelError(f"{_in_words(run)}: {error}") from error
         raise ModelError(
-            f"continuous batching of {found[0].architecture} cannot be traced with its other "
-            "calls: plan without continuous_batching"
+            f"{_in_words(run)} of {alone.architecture} cannot be traced with its other calls: "
+            "plan without it"
         )
     return found
+
+
+def _in_words(run: Run) -> str:
+    return "continuous batching" if run.fills == PAGED else f"the call with {', '.join(run.kwargs)}"
 
 
 def _with_values(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,16 @@ from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 
 MOST, MOST_FLOATS = 1 << 14, 1 << 24
 """Values of tensors with this many elements or more are not kept."""
+
+
+ByName = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+"""Example inputs by name, of one call or of several."""
+
+
+def calls_by_name(kwargs: ByName) -> list[dict[str, Any]]:
+    """Return the inputs of each call, at least one, by name."""
+    calls: Any = kwargs if isinstance(kwargs, (list, tuple)) else [kwargs or {}]
+    return [dict(call) for call in calls] or [{}]
 
 
 def remembered(value: Any, meta: torch.Tensor, floats: bool = False) -> torch.Tensor:

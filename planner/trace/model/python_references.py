@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from shardwright.errors import UsageError, first_line
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional arguments, and arguments by name."""
+"""Positional arguments, and arguments by name, of a call."""
+Calls = tuple[tuple[Any, ...], dict[str, Any] | Sequence[dict[str, Any]]]
+"""The same of one call or, with a list of dicts, of several."""
 
 
 def is_code(name: Any) -> bool:
@@ -49,10 +52,11 @@ def made(name: str) -> Any:
         raise UsageError(f"{name}() raised {type(error).__name__}: {first_line(error)}") from error
 
 
-def inputs(name: str) -> Inputs:
+def inputs(name: str) -> Calls:
     """Return inputs from a Python reference or from a file that `torch.save` wrote.
 
     Either holds a tensor, a tuple of arguments, a dict of arguments by name, or a tuple and a dict.
+    A list of dicts is for several calls.
 
     Raises:
         UsageError: there is no such code or file, or it holds something else.
@@ -69,11 +73,13 @@ def inputs(name: str) -> Inputs:
     return _as_inputs(found, name)
 
 
-def _as_inputs(found: Any, name: str) -> Inputs:
+def _as_inputs(found: Any, name: str) -> Calls:
     match found:
         case Tensor():
             return (found,), {}
         case dict():
+            return (), found
+        case [dict(), dict(), *_] if all(isinstance(call, dict) for call in found):
             return (), found
         case (tuple() | list() as args, dict() as kwargs):
             return tuple(args), kwargs
@@ -81,7 +87,7 @@ def _as_inputs(found: Any, name: str) -> Inputs:
             return tuple(found), {}
     raise UsageError(
         f"{name} gives a {type(found).__name__}: inputs are a tensor, a tuple of them, a dict by "
-        "name, or a tuple and a dict"
+        "name, a tuple and a dict, or a list of dicts for several calls"
     )
 
 

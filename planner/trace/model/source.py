@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,17 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.names import MASKS
+from shardwright.planner.contract.names import MASKS, PAGED
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_map
-from shardwright.planner.trace.model.input_values import remember, remembered
+from shardwright.planner.trace.model.input_values import (
+    ByName,
+    calls_by_name,
+    remember,
+    remembered,
+)
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
 from shardwright.planner.trace.runs.batched_call import batched_call
@@ -54,8 +59,9 @@ class Source:
     """Other calls that users make: with padding masks, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
     """The alternatives for each further run."""
-    valued: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
-    """`args` and `kwargs` with values attached: of integer tensors, and then of floats too."""
+    valued: tuple[tuple[tuple[Any, ...], list[dict[str, Any]]], ...] = ()
+    """Inputs with values attached, of integer tensors and then of floats too: `args`, and those by
+    name of each call."""
     by_value: bool = False
     """Whether the inputs are the `valued` ones."""
     trains: bool = False
@@ -70,6 +76,8 @@ class Source:
     """List of blocks -> how many of its first blocks are computed again in the backward pass."""
     batches: bool = False
     """Whether continuous batching is among the further calls."""
+    others: tuple[Mapping[str, Any], ...] = ()
+    """Inputs of the further calls that the user gave, by name."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
 
@@ -93,15 +101,27 @@ class Source:
         )
         inputs = named_inputs(self.module, self.args, self.kwargs) or {}
         steps = () if by_rows else decoded(self.module, inputs, tokens=(TRACE_SEQ,))
-        wishes = tuple(wish for wish in (kept, *steps) if wish)
+        wishes = (kept, *((run,) for run in _others(self.args, self.others)), *steps)
+        wishes = tuple(wish for wish in wishes if wish)
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
         return replace(found, by_rows=by_rows)
 
     def with_values(self) -> Iterator[Source]:
         """Yield the source with each of the `valued` inputs."""
-        for args, kwargs in self.valued:
-            calls = _further(self.module, args, kwargs, batches=self.batches)
-            yield replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
+        for args, (kwargs, *more) in self.valued:
+            others = more[: len(self.others)]
+            calls = _further(self.module, args, kwargs, others=more, batches=self.batches)
+            calls |= {"args": args, "kwargs": kwargs, "others": tuple(others)}
+            yield replace(self, by_value=True, **calls)
+
+    @property
+    def missing(self) -> list[Run]:
+        """Further runs that the user asked for and that were not traced."""
+        traced = {id(run.kwargs) for run in self.further}
+        found = [run for run in _others(self.args, self.others) if id(run.kwargs) not in traced]
+        if self.batches and not any(run.fills == PAGED for run in self.further):
+            found.append(batched_call(self.module))
+        return found
 
     @property
     def runs(self) -> list[Run]:
@@ -114,7 +134,7 @@ class Source:
 def read_source(
     model: Any,
     args: tuple[Any, ...] | torch.Tensor | None = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: ByName = None,
     dtype: torch.dtype | str | None = None,
     trust_remote_code: bool = False,
     hub: Hub = USUAL,
@@ -127,7 +147,7 @@ def read_source(
         model: Hub id, directory, transformers config, `nn.Module` (which is not changed), or a
             Python reference to one (`package.module:name`, `file.py:name`).
         args: Example inputs; a transformers text model needs none.
-        kwargs: Example inputs by name.
+        kwargs: Example inputs by name, or a list with those of several calls.
         dtype: Dtype of the parameters, or its name; by default the config's, else float32.
         trust_remote_code: Whether to run code that comes with the model.
         hub: The hub that resolves hub ids.
@@ -152,24 +172,27 @@ def read_source(
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
-    known = bool(args or kwargs)
-    first, *others = ({},) if known else example_calls(module)
-    given = (args, kwargs or {}) if known else ((), first)
-    on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
+    calls = calls_by_name(kwargs)
+    known = bool(args or any(calls))
+    given = (args, calls if known else example_calls(module))
+    on_meta: tuple[tuple[Any, ...], list[dict[str, Any]]] = to_meta(given)
+    first, *others = on_meta[1]
     # Floats come last: code may do something else for other values of them in every call.
     integers = remember(given, on_meta)
     floats = remember(given, on_meta, floats=True) if known else None
-    plain = Run("", on_meta[0], integers[1] if integers else on_meta[1])
+    plain = Run("", on_meta[0], integers[1][0] if integers else first)
     more = () if known else more_runs(module, plain)
     fuller = (run.kwargs for run in more if not run.module)
-    calls = _further(module, *on_meta, *fuller, others=others, batches=batches)
+    further = _further(module, on_meta[0], first, *fuller, others=others, batches=batches)
     quantized = quantized_parameters(module, quantization)
     return Source(
         module,
-        *on_meta,
+        on_meta[0],
+        first,
         *identity,
         more,
-        **calls,
+        **further,
+        others=tuple(others) if known else (),
         told_apart=told_apart(module, more),
         valued=tuple(found for found in (integers, floats) if found is not None),
         quantization=quantization if quantized else None,
@@ -192,10 +215,14 @@ def _further(
     """
     inputs = named_inputs(module, args, kwargs)
     found = () if inputs is None else wishes(module, inputs)
-    found = (*found, *((Run("", (), to_meta(other), priced=False),) for other in others))
+    found = (*found, *((run,) for run in _others(args, others)))
     found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
     found += ((batched_call(module),),) if batches else ()
     return {"further": tuple(wish[0] for wish in found), "wishes": found}
+
+
+def _others(args: tuple[Any, ...], others: Iterable[Mapping[str, Any]]) -> list[Run]:
+    return [Run("", args, other, priced=False) for other in others]
 
 
 def named_inputs(
