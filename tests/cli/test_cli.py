@@ -221,5 +221,5 @@ def test_schema_describes_a_plan(run: Run, planned: tuple[Path, Result]) -> None
     assert schema["additionalProperties"] is False
     keys = json.loads(planned[0].read_text()).keys()
     assert keys <= schema["properties"].keys()
-    assert schema["properties"]["version"]["const"] == 3
+    assert schema["properties"]["version"]["const"] == 4
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"

@@ -109,9 +109,9 @@ def test_json_that_is_not_a_plan(run: Run, model: Path) -> None:
 
 
 def test_plan_of_another_version(run: Run, damaged: Damage) -> None:
-    path = damaged(version=4)
+    path = damaged(version=5)
     assert error_line(run("show", path)) == (
-        f"{path} has plan version 4; this Shardwright reads versions 1 to 3: make the plan "
+        f"{path} has plan version 5; this Shardwright reads versions 1 to 4: make the plan "
         "again with `shardwright plan`"
     )
 
