@@ -81,15 +81,14 @@ def decoded(model: nn.Module) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("tp", [2, 3])
-def test_with_a_cache_and_without(tp: int) -> None:
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 3}, {"cp": 2, "tp": 1}], ids=str)
+def test_with_a_cache_and_without(sizes: dict[str, int]) -> None:
     torch.manual_seed(0)
     model = Decoder().double()
-    plan = planning.plan(model, tp=tp, kwargs=both_calls(model))
+    plan = planning.plan(model, mesh=sizes, kwargs=both_calls(model))
     assert [call.inputs for call in plan.calls] == [["ids"], ["ids", "past"]]
-    assert max(plan.predicted.parameter_bytes) < 1.1 / tp * sum(
-        p.nbytes for p in model.parameters()
-    )
+    held, every = plan.predicted.parameter_bytes, sum(p.nbytes for p in model.parameters())
+    assert max(held) < 1.1 / sizes["tp"] * every
     want = decoded(model)
     torch.stack([out.square().mean() for out in want]).sum().backward()
     grads = {name: p.grad for name, p in model.named_parameters()}
@@ -103,7 +102,7 @@ def test_with_a_cache_and_without(tp: int) -> None:
         mine = full_tensors(split, {n: p.grad for n, p in split.named_parameters()})
         torch.testing.assert_close(mine, grads, rtol=1e-9, atol=1e-9)
 
-    run_ranks(tp, work)
+    run_ranks(plan.world_size, work, sizes)
 
 
 def test_of_one_call_the_other_is_refused() -> None:

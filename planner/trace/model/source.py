@@ -77,7 +77,7 @@ class Source:
     batches: bool = False
     """Whether continuous batching is among the further calls."""
     others: tuple[Mapping[str, Any], ...] = ()
-    """Inputs of the further calls that the user gave, by name."""
+    """Inputs by name of the calls that the user gave besides the first."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
 
@@ -93,11 +93,13 @@ class Source:
         because a single token cannot be sharded. With `by_rows`, each rank attends with its shard
         of the queries, and there are no steps with a cache.
         """
+        others = {id(other) for other in self.others}
         kept = tuple(
             run
             for wish in self.wishes[:1]
             for run in wish
             if not run.kwargs.keys() & SHOWS and not run.kwargs.get(SWITCH)
+            if id(run.kwargs) not in others
         )
         inputs = named_inputs(self.module, self.args, self.kwargs) or {}
         steps = () if by_rows else decoded(self.module, inputs, tokens=(TRACE_SEQ,))
