@@ -63,10 +63,10 @@ def recompute_all(now: SearchState) -> SearchState | None:
 
 
 class Saving(NamedTuple):
-    """What it would save to compute fewer blocks again.
+    """How few blocks need to be computed again in the backward pass, if the placements stay.
 
-    `of_block` is the bytes of a block, `fewest` how many blocks must be computed again at least,
-    and `time_ns` the time with so many. The placements are taken to stay.
+    `of_block` is the bytes that one block saves, `fewest` the number of blocks, and `time_ns` the
+    time of a step with so many.
     """
 
     of_block: int

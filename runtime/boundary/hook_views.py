@@ -98,8 +98,8 @@ def check_no_gradient_asked(path: str, x: Tensor) -> None:
 def passed_through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
     """The tensors of `output` that the module was given and returns unchanged.
 
-    With `of`, a value of the same structure as `output`, its tensors at those places. An alias of
-    an input counts as the input: redistributions may make one.
+    If `of` is given, which has the same structure as `output`, its tensors at these places are
+    returned instead. An alias of an input counts as the input: redistributions may make one.
     """
     known = {_memory(x) for _, x in tensors(given)}
     pairs = zip(tensors(output), tensors(output if of is None else of), strict=True)

@@ -35,7 +35,7 @@ GIVEN = "DynamicCache"
 POSITIONS = "position_ids"
 """The argument for positions of tokens."""
 
-ENCODED = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
+OF_ENCODERS = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
 """Arguments for the results of an encoder; each step gets them again."""
 
 
@@ -115,7 +115,7 @@ def _unplaced(
     for name, mask in inputs.items():
         if MASKS.get(name) == grows and isinstance(mask, Tensor):
             token[name] = torch.cat([mask, mask[:, : between + tokens]], 1)
-    known = {*GROWING, *MASKS, *ENCODED}
+    known = {*GROWING, *MASKS, *OF_ENCODERS}
     if grows == GROWING[-1] and any(
         isinstance(v, Tensor) and name not in known for name, v in inputs.items()
     ):

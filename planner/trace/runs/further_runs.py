@@ -32,7 +32,7 @@ from shardwright.planner.trace.runs.trials import Trial, Trials
 Wish = tuple[Run, ...]
 """Alternative calls; the first one that can be traced is used."""
 
-ENCODED = "encoder_outputs"
+ENCODER_OUTPUTS = "encoder_outputs"
 """The argument for outputs of the encoder, in place of inputs of the encoder."""
 
 SEEN = "mm_encoder_outputs"
@@ -47,7 +47,7 @@ PLACE = "_prepare_position_ids_for_generation"
 SWITCHES = ("output_hidden_states", "output_router_logits")
 """Arguments and config entries that make a model return more."""
 
-SHOWS = {*SWITCHES, *EMBEDDED, ENCODED, SEEN}
+SHOWS = {*SWITCHES, *EMBEDDED, ENCODER_OUTPUTS, SEEN}
 """Arguments that expose internal tensors to users, as outputs or as inputs."""
 
 SPANS = ("start_positions", "end_positions")
@@ -240,7 +240,7 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
     given = inputs.get(main) if isinstance(main, str) else None  # some have several
     width = getattr(config, "hidden_size", None)
-    if not (both and ENCODED in _names(module) and isinstance(given, Tensor) and width):
+    if not (both and ENCODER_OUTPUTS in _names(module) and isinstance(given, Tensor) and width):
         return {}
     from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
@@ -249,7 +249,7 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         dtype = next(p.dtype for p in module.parameters())
         hidden: Any = torch.empty(*given.shape, width, dtype=dtype, device=given.device)
         states = BaseModelOutput(last_hidden_state=hidden)
-    return {ENCODED: states, main: None} if isinstance(states, ModelOutput) else {}
+    return {ENCODER_OUTPUTS: states, main: None} if isinstance(states, ModelOutput) else {}
 
 
 def _encode(model: Any, inputs: dict[str, Any]) -> Any:

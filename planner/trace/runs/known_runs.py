@@ -21,7 +21,8 @@ class Known:
 
     Attributes:
         folds: Whether blocks may be folded; not if the plain call alone folds none.
-        valued: Whether it can be traced with values of its inputs if its code depends on data.
+        valued: Whether there is another source, with values of the inputs, for code that depends on
+            data.
         unfoldable: Sets of runs, and the paths of stacks that they show not to be foldable.
         differing: Sets of runs that compute something else in training mode.
         refused: Runs -> why they cannot be traced.

@@ -137,7 +137,7 @@ class Runner(nn.Module):
         kept = KeptContents(self.root) if any(run.again for run in runs) else None
         for traced_call, run in enumerate(runs):
             self.now, state = traced_call, left if run.resumes else {}
-            if run.fills == PAGED:  # no later run tells of it, as one that resumes would
+            if run.fills == PAGED:  # no later run resumes it, so the cache is made by hand
                 state = {PAGED: traced_cache(self.root)}
             self.begin(traced_call, state)
             given = run.kwargs if state or not run.resumes else without_state(run.kwargs)

@@ -28,7 +28,7 @@ from shardwright.planner.trace.record.fake_mode import TooManyOps
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
 
-ENCODED = ("encoder_hidden_states", "encoder_outputs")
+CROSS_INPUTS = ("encoder_hidden_states", "encoder_outputs")
 """Arguments for the output of an encoder: the tensor, or a tuple whose first entry it is."""
 
 MOST_OPS = 8_000
@@ -107,18 +107,18 @@ def _attends(root: nn.Module) -> bool:
     config, names = getattr(root, "config", None), inspect.signature(root.forward).parameters
     if not hasattr(config, "to_dict") or getattr(config, "is_encoder_decoder", False):
         return False
-    return any(name in names for name in ENCODED)
+    return any(name in names for name in CROSS_INPUTS)
 
 
 def _fuller(root: nn.Module, plain: Run) -> Iterator[Run]:
     config: Any = root.config
     dtype = next(p.dtype for p in root.parameters())
     names = inspect.signature(root.forward).parameters
-    name = next(n for n in ENCODED if n in names)
+    name = next(n for n in CROSS_INPUTS if n in names)
     widths = (number(config, k) for k in ("cross_attention_hidden_size", "hidden_size"))
     for width in dict.fromkeys(w for w in widths if w):
         encoded = torch.empty(TRACE_BATCH, TRACE_SOURCE, width, dtype=dtype, device="meta")
-        given = encoded if name == ENCODED[0] else (encoded,)
+        given = encoded if name == CROSS_INPUTS[0] else (encoded,)
         yield plain._replace(kwargs={**plain.kwargs, name: given})
 
 
