@@ -128,7 +128,7 @@ class ModuleBoundary:
         self.draws: list[Part] | None = None
         """What the module's code draws random numbers for, where each rank holds a shard."""
         self.draws_apart = False
-        """Whether random numbers are drawn for full tensors: this or a module around has `draws`."""
+        """Whether it draws random numbers for full tensors: it or a module around has `draws`."""
         self.inputs: list[SlotChange] = []
         self.outputs: list[SlotChange] = []
         self.attributes: list[SlotChange] = []
