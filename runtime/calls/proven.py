@@ -187,7 +187,7 @@ class ProvenCalls:
         raise UsageError(
             f"argument '{new[0]}' of {self.model} was given in no call that the plan was made for, "
             "so a shard may be taken for a full tensor: plan with example inputs (kwargs) that "
-            "have it"
+            "have it, of several calls (a list) if others lack it"
         )
 
     def _new(self, given: Mapping[str, Any]) -> Iterator[str]:
@@ -223,7 +223,8 @@ class ProvenCalls:
                 raise UsageError(
                     f"argument '{name}' of {self.model} is left out, and was given in each call "
                     "that the plan was made for: without it its code may take a path that was "
-                    f"not traced: {give}, or plan with example inputs (kwargs) without it"
+                    f"not traced: {give}, or plan with example inputs (kwargs) of several calls, "
+                    "one without it"
                 )
 
     def _asks(self, name: str, value: Any) -> bool:
