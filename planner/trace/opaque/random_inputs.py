@@ -204,6 +204,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     attributes, watched = KeptContents(real), Watched(theirs)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
+            torch.default_generator.manual_seed(seed)  # so that plans do not depend on its state
             found, out = tree_flatten(real(*args, **kwargs))
     except Exception as error:  # any exception of model code
         text = str(error).strip().split("\n")[0][:200]
