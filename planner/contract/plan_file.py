@@ -412,7 +412,8 @@ class Plan(SparsePart):
             raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
-        sealed = data.get(DIGEST) == digest_of(data)
+        # What version 4 drops is of no use to the runtime. Older plans lack what it needs.
+        resealed = data.get("version") == 3 and data.get(DIGEST) == digest_of(data)
         data = upgraded(data)
         if data.get("version") != VERSION:
             raise PlanError(
@@ -425,7 +426,7 @@ class Plan(SparsePart):
             first = error.errors()[0]
             place = "".join(f"{key}: " for key in [".".join(map(str, first["loc"]))] if key)
             raise PlanError(f"{where} does not hold: {place}{first['msg']}") from None
-        return plan.sealed() if sealed else plan
+        return plan.sealed() if resealed else plan
 
     def save(self, path: str | Path) -> None:
         """Write the plan to `path` atomically."""

@@ -241,6 +241,14 @@ def test_a_plan_of_version_3_may_be_applied_unless_it_was_edited(plan: Plan, edi
         assert found.unedited() == found
 
 
+def test_a_plan_of_version_2_is_not_applied_though_its_digest_holds(plan: Plan) -> None:
+    old = {**json.loads(plan.to_json()), "version": 2}
+    del old["objective"]
+    old["digest"] = digest_of(old)
+    with pytest.raises(PlanError, match="check --accept"):
+        Plan.from_json(json.dumps(old)).unedited()
+
+
 def test_a_plan_of_version_1_is_read_as_one_of_today(plan: Plan) -> None:
     """Its keys had other names; what they say is the same. What was to be least was memory."""
     today = json.loads(plan.to_json())
