@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Dim, atoms_of, find
 
+MOST = 64
+"""Ways to split some parts of a concatenation: those of 6 different parts."""
+
 
 def cuts(dim: Dim, allowed: frozenset[int]) -> list[frozenset[int]]:
-    """Return every way to split `dim` once: sets of atom ids, at most one per concatenated part."""
+    """Return the ways to split `dim` once: sets of atom ids, at most one per concatenated part.
+
+    Of a concatenation of many parts, all parts that may be split are split, or none.
+    """
     dim = find(dim)
     if dim.kind == ATOM:
         return [frozenset({dim.id})] if dim.id in allowed else []
     if dim.kind == PRODUCT:
         out = [c for factor in dim.children for c in cuts(factor, allowed)]
         return [c for c in dict.fromkeys(out) if _fits(dim, c)]
-    partial: list[frozenset[int]] = [frozenset()]
-    for term in dim.children:
-        options = [frozenset[int](), *cuts(term, allowed)]
-        partial = list(dict.fromkeys(p | o for p in partial for o in options))
-        if len(partial) > 256:  # a concatenation of too many different parts is not split
+    parts = [cuts(term, allowed) for term in dim.children]
+    some = _joined([[frozenset(), *options] for options in parts])
+    found = some or _joined([options for options in parts if options])
+    return [c for c in found if c and _fits(dim, c)]
+
+
+def _joined(parts: Sequence[Sequence[frozenset[int]]]) -> list[frozenset[int]]:
+    """Return each union of one option per part; none if there are too many."""
+    found = [frozenset[int]()]
+    for options in parts:
+        found = list(dict.fromkeys(p | o for p in found for o in options))
+        if len(found) > MOST:
             return []
-    return [c for c in partial if c and _fits(dim, c)]
+    return found
 
 
 def cut_at_run_time(dim: Dim) -> set[int]:

@@ -156,10 +156,14 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 error = Unproven(NESTED) if _makes_nested(raised) else raised
                 keeps = keeps or (error if isinstance(error, Keeps) else None)
                 needs_data = isinstance(error, DATA_DEPENDENT)
+                made_up = 0 < furthest < len(runs) and not runs[furthest].given
+                missing = isinstance(error, ImportError)
                 # What the code refuses with and without export is refused for another reason.
-                if repr(raised) != refused and opaque.after(error, entered):
+                again = repr(raised) == refused
+                if not (again or missing) and opaque.after(error, entered, made_up):
                     continue
-                if exported and not needs_data and not isinstance(error, ImportError):
+                # Without export, code asks more of data: a made-up call is not worth that.
+                if exported and not (needs_data or missing or made_up):
                     exported, refused = False, repr(raised)
                     continue
                 if unproven := keeps or (error if isinstance(error, Unproven) else None):

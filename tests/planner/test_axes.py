@@ -24,8 +24,10 @@ from shardwright.planner.graph.axes import (
     unify,
 )
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.strategies.cuts import cuts
 from shardwright.planner.trace.trace_runs import trace
 from tests import planning
+from tests.planner.equal import assert_equal, ids, planned
 from tests.planner.mlps import WIDTH, GatedByNumbers, GatedBySteps, Mlp, Shuffled
 from tests.planner.modules import HEAD, HEADS, Attention, Fused, Grouped, Language
 
@@ -280,6 +282,30 @@ def test_growing_concatenation() -> None:
     assert [find(c).size for c in it["layers.3.weight", 1].children] == [WIDTH, 16, 16, 16] or (
         [a.size for a in atoms_of(it["layers.3.weight", 1])] == [WIDTH, 16, 16, 16]
     )
+
+
+def test_a_concatenation_of_many_parts() -> None:
+    """As of hashed embeddings. Of many parts all that may be are sharded, of few any."""
+
+    class Hashed(nn.Module):
+        def __init__(self, parts: int) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(40 + i, 8) for i in range(parts))
+            self.up, self.down = nn.Linear(8 * parts, 64), nn.Linear(64, 8 * parts)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cat([table(x) for table in self.tables], -1)
+            return y + self.down(self.up(y).relu())
+
+    for parts, ways in ((3, 7), (9, 1)):
+        it = refined(lambda n=parts: Hashed(n), 3, 19, dtype=torch.int64)
+        dim = it["up.weight", 1]
+        axes = [a.id for a in atoms_of(dim)]
+        assert len(axes) == parts
+        assert len(cuts(dim, frozenset(axes))) == ways
+        assert cuts(dim, frozenset(axes[1:]))[-1] == frozenset(axes[1:])
+        model = Hashed(parts).double()
+        assert_equal(model, ids(40), planned(model, ids(40), 2))
 
 
 def test_unify_refines_both() -> None:

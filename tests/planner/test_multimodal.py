@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.output_capturing import capture_outputs
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.planner.contract.plan_file import Plan
@@ -24,6 +26,7 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests.marks import long
 from tests.planner.equal import randomize
+from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.multimodal import IMAGE, MODELS
 from tests.planning import plan
 from tests.ranks import run_ranks
@@ -143,6 +146,45 @@ def test_generate_with_a_cache(name: str, given: bool) -> None:
 
     for got in run_ranks(2, rank):
         assert all(map(torch.equal, got, want))
+
+
+class Layer(Mlp):
+    """A layer whose outputs transformers collects."""
+
+
+class Tower(transformers.PreTrainedModel):
+    """A model that collects hidden states, maybe with another one within."""
+
+    config_class = transformers.PreTrainedConfig
+    _can_record_outputs: ClassVar[dict[str, type[nn.Module]]] = {"hidden_states": Layer}
+
+    def __init__(self, config: Any, inner: nn.Module | None = None) -> None:
+        super().__init__(config)
+        self.first, self.inner, self.last = Layer(), inner, Layer()
+        self.post_init()
+
+    @capture_outputs
+    def forward(self, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutput:
+        x = inputs_embeds
+        if self.inner is not None:
+            x = x + self.inner(x).last_hidden_state
+        return BaseModelOutput(last_hidden_state=self.last(self.first(x)))
+
+
+def test_hidden_states_around_a_tower_that_collects_its_own() -> None:
+    config = transformers.PreTrainedConfig()
+    model = Tower(config, Tower(config)).double().eval()
+    x = torch.randn(3, 19, WIDTH, dtype=torch.float64)
+    found = plan(model, 2, kwargs={"inputs_embeds": x})
+    assert {"first.up", "inner.last.down", "last.up"} <= {*found.modules}
+    want = model(x, output_hidden_states=True).hidden_states
+    assert len(want) == 3
+
+    def rank(mesh: Mesh) -> tuple[Tensor, ...]:
+        return apply(copy.deepcopy(model), found, mesh)(x, output_hidden_states=True).hidden_states
+
+    for got in run_ranks(2, rank):
+        torch.testing.assert_close(got, want)
 
 
 def test_images_of_zeros_are_padding() -> None:

@@ -93,13 +93,12 @@ class Source:
         because a single token cannot be sharded. With `by_rows`, each rank attends with its shard
         of the queries, and there are no steps with a cache.
         """
-        others = {id(other) for other in self.others}
         kept = tuple(
             run
             for wish in self.wishes[:1]
             for run in wish
             if not run.kwargs.keys() & SHOWS and not run.kwargs.get(SWITCH)
-            if id(run.kwargs) not in others
+            if not run.given
         )
         inputs = named_inputs(self.module, self.args, self.kwargs) or {}
         steps = () if by_rows else decoded(self.module, inputs, tokens=(TRACE_SEQ,))
@@ -224,7 +223,7 @@ def _further(
 
 
 def _others(args: tuple[Any, ...], others: Iterable[Mapping[str, Any]]) -> list[Run]:
-    return [Run("", args, other, priced=False) for other in others]
+    return [Run("", args, other, priced=False, given=True) for other in others]
 
 
 def named_inputs(

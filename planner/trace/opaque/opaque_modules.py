@@ -75,8 +75,11 @@ class Opaque:
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
         self._known: dict[tuple[str, Given, str, bool], Outcome] = {}
 
-    def after(self, error: Exception, entered: Sequence[str]) -> bool:
-        """Change the settings after a failed run; returns False if nothing is left to try."""
+    def after(self, error: Exception, entered: Sequence[str], made_up: bool = False) -> bool:
+        """Change the settings after a failed run; returns False if nothing is left to try.
+
+        A run that is `made_up` does not cost the stand-ins of the runs before it.
+        """
         if self.settled:
             return False
         if isinstance(error, BranchesOnData) and (
@@ -95,7 +98,7 @@ class Opaque:
             return True
         if any(answers for _, answers in self.branch_paths) and self._needs_data(error, entered):
             return True
-        if self.stand_ins and self.stood_in:
+        if self.stand_ins and self.stood_in and not made_up:
             self.drop_stand_ins()
             return True
         return self._needs_data(error, entered)

@@ -68,4 +68,4 @@ def batched_call(module: nn.Module) -> Run:
     selects: Any = getattr(module, "_supports_logits_to_keep", bool)
     if selects():
         given["logits_to_keep"] = torch.empty_like(given["logits_indices"])
-    return Run("", (), given, priced=False, fills=PAGED)
+    return Run("", (), given, priced=False, fills=PAGED, given=True)

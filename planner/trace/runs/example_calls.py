@@ -96,7 +96,7 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     Raises:
         ModelError: the model takes other inputs.
     """
-    if not _takes_text(module):
+    if not _takes_text(module) or {*Subject(module, torch.float32).needed} - {IDS}:
         inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
         raise ModelError(
             f"do not know the inputs of {type(module).__name__}{_known(module)}: {inner}give "

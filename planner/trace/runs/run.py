@@ -46,6 +46,7 @@ class Run(NamedTuple):
             along the sequence (see `attention_rows.py`).
         again: Whether the run repeats the one before it, with the module attributes that it left
             (see `persistent_state.py`).
+        given: Whether the user asked for it, so that it must be traced.
     """
 
     module: str
@@ -59,6 +60,7 @@ class Run(NamedTuple):
     training: bool = False
     by_rows: bool = False
     again: bool = False
+    given: bool = False
 
 
 class RunRefused(ModelError):

@@ -11,6 +11,7 @@ from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
 from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
+from shardwright.planner.trace.torch_features.recorded_outputs import outputs_collected
 from shardwright.planner.trace.torch_features.torchscript import as_python
 from shardwright.runtime.boundary.patches import parametrizations_in_place
 from shardwright.runtime.modules.attention import by_heads
@@ -25,6 +26,7 @@ def traceable(module: nn.Module) -> Iterator[None]:
         as_python(),
         flex_attention_as_ops(),
         higher_order_ops_as_python(),
+        outputs_collected(),
         answered(),
         parametrizations_in_place(),
     ):
