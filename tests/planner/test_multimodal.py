@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +156,7 @@ class Tower(transformers.PreTrainedModel):
     """A model that collects hidden states, maybe with another one within."""
 
     config_class = transformers.PreTrainedConfig
-    _can_record_outputs: ClassVar[dict[str, type[nn.Module]]] = {"hidden_states": Layer}
+    _can_record_outputs: Any = {"hidden_states": Layer}  # noqa: RUF012
 
     def __init__(self, config: Any, inner: nn.Module | None = None) -> None:
         super().__init__(config)
