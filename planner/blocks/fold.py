@@ -15,6 +15,7 @@ from functools import cached_property
 from math import prod
 
 from shardwright.planner.blocks.stacks import Stack
+from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Boundary, Graph, Item, Op, made_by, taken_by
 from shardwright.rules.registry import rule_for
 
@@ -32,6 +33,10 @@ class Unfoldable(Exception):
 
 class Unused(Unfoldable):
     """Stacks of which no block does anything, in any call."""
+
+
+class ReadFromAfar(Unfoldable):
+    """Code reads what a block that represents others computes."""
 
 
 class Idle(Unfoldable):
@@ -172,7 +177,7 @@ def collected(folding: Folding) -> set[str]:
     them and their gradients are replicated.
 
     Raises:
-        Unfoldable: a module takes a tensor that is computed from them.
+        ReadFromAfar: a module takes a tensor that is computed from them.
     """
     graph, owner = folding.graph, folding.owner
     far = {n for n, segment in owner.items() if not segment.last and not segment.sole}
@@ -185,17 +190,31 @@ def collected(folding: Folding) -> set[str]:
         if not taken & (far | made):
             continue
         if isinstance(item, Boundary) and item.side == "in":
-            raise Unfoldable(f"{item.module} takes what is read from blocks afar")
+            raise ReadFromAfar(f"{item.module} takes what is read from blocks afar")
         read |= taken & far
         made |= {*made_by(item)}
-    return made | given | _everywhere(folding, read)
+    return made | given | _everywhere(folding, read) | _numbered(folding)
+
+
+def _numbered(folding: Folding) -> set[str]:
+    """Return the tensors of blocks that modules around these return at a number, in order.
+
+    The full model returns them at other numbers, so a plan cannot redistribute them there.
+    """
+    stacks = [stack.path for stack in folding.stacks]
+    made, out = folding.owner.keys(), set[str]()
+    for b in folding.graph.boundaries:
+        around = any(is_within(path, b.module) for path in stacks)
+        if b.side == "out" and around and b.slot.rpartition(".")[2].isdigit() and "." in b.slot:
+            out |= {b.target} if b.source in made or b.source in out else set()
+    return out
 
 
 def _everywhere(folding: Folding, names: set[str]) -> set[str]:
     """Return the tensors of all blocks at the output slots where some block returns one of `names`.
 
     Raises:
-        Unfoldable: one of `names` is not an output of a module.
+        ReadFromAfar: one of `names` is not an output of a module.
     """
     places: dict[tuple[str, str, str], set[str]] = {}
     for b in folding.graph.crossed:
@@ -205,7 +224,7 @@ def _everywhere(folding: Folding, names: set[str]) -> set[str]:
             places.setdefault(place, set()).add(b.target)
     found = set().union(*(given for given in places.values() if given & names))
     if not names <= found:
-        raise Unfoldable(f"{min(names - found)} is read from afar")
+        raise ReadFromAfar(f"{min(names - found)} is read from afar")
     return found
 
 

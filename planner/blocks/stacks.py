@@ -102,7 +102,7 @@ def _repeats(left: Sequence[tuple[int, list[int]]], period: int) -> int:
 
 def find_stacks(
     root: nn.Module,
-    ends: bool = False,
+    ends: int = 0,
     label: Callable[[str], object] | None = None,
     owners: Mapping[int, list[str]] | None = None,
 ) -> list[Stack]:
@@ -110,8 +110,8 @@ def find_stacks(
 
     Args:
         root: The model.
-        ends: Whether the first and the last block are kinds of their own, for models that treat
-            inputs or outputs of these blocks differently.
+        ends: How many of the last blocks are kinds of their own, for models that treat inputs or
+            outputs of these blocks differently. If any are, the first block is, too.
         label: Returns the label of a parameter, by name. Blocks are of one kind only if the labels
             of their parameters are equal.
         owners: The result of `holders(root)`, if it is known already.
@@ -129,7 +129,7 @@ def find_stacks(
             continue
         kinds, counters = _kinds(path, module, owners, label, configs)
         if ends:
-            kinds = (-1, *kinds[1:-1], -2)
+            kinds = (-1, *kinds[1:-ends], *range(-1 - ends, -1))
         picks = _picks(kinds)
         if picks is not None:
             out.append(Stack(path, kinds, picks, counters))

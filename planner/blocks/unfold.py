@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.planner.blocks.fold import Folding, Segment, Unfoldable, place_of
+from shardwright.planner.blocks.fold import Folding, ReadFromAfar, Segment, place_of
 from shardwright.planner.blocks.stacks import condensed
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Item, Op, Use
@@ -115,7 +115,7 @@ class _Naming:
         """Return the copy of `tensor` that block number `block` takes or produces.
 
         Raises:
-            Unfoldable: the tensor belongs to a block that is read from afar.
+            ReadFromAfar: the tensor belongs to a block that is read from afar.
         """
         owner = self.owner.get(tensor)
         if owner is None:
@@ -134,7 +134,7 @@ class _Naming:
         inside = segment is not None and segment.stack is stack
         if owner.last and not inside:
             return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
-        raise Unfoldable(f"{owner.module} is read from afar")
+        raise ReadFromAfar(f"{owner.module} is read from afar")
 
 
 class _Unfolder:

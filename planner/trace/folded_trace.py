@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from shardwright.errors import ModelError
-from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, Unused, fold
+from shardwright.planner.blocks.fold import Folding, Idle, ReadFromAfar, Unfoldable, Unused, fold
 from shardwright.planner.blocks.stacks import (
     Stack,
     find_stacks,
@@ -207,9 +207,8 @@ def trace_folded(
 
     refused: ModelError | None = None
     foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
-    ways = () if not foldable else (True,) if ends else (False, True)
-    while ways:
-        culprits = frozenset[str]()
+    while foldable:
+        culprits, ways = frozenset[str](), [1] if ends else [0, 1]
         for apart in ways:
             found = find_stacks(module, apart, labels, owners)
             stacks = [stack for stack in found if stack.path not in left_out]
@@ -222,6 +221,8 @@ def trace_folded(
                 break
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
+                if apart == 1 and isinstance(error, ReadFromAfar):
+                    ways.append(2)  # as a tower of which the last block is not used
             except ModelError as error:
                 lacking = isinstance(error.__cause__, DATA_DEPENDENT) and plain and known.valued
                 if lacking or isinstance(error.__cause__, ImportError):
@@ -233,7 +234,7 @@ def trace_folded(
         left_out |= culprits
         known.unfoldable.append((source.runs, culprits))
     known.folds &= not plain
-    if not whole and foldable and find_stacks(module, False, labels, owners):
+    if not whole and foldable and find_stacks(module, 0, labels, owners):
         raise Unfoldable("only the whole model can be traced with these calls") from refused
     folding = Folding(traced(source, known))
     return folding, unfold(folding)

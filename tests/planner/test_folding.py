@@ -29,6 +29,9 @@ from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.folded_trace import traced
 from shardwright.planner.trace.model.source import Source, read_source
 from tests.marks import long, sampled
+from tests.planner.equal import assert_equal, features
+from tests.planner.equal import planned as planned_for
+from tests.planner.mlps import Mlp
 from tests.planning import ASKED
 
 LAYERS = 6
@@ -255,3 +258,38 @@ def test_a_block_read_from_afar_is_not_folded() -> None:
     folding, unfolded = folded_trace.trace_folded(source)
     assert not folding.stacks
     assert unfolded.graph is folding.graph
+
+
+class States(nn.Module):
+    """Blocks, each of whose outputs is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mlp() for _ in range(7))
+
+    def forward(self, x: Tensor) -> dict[str, tuple[Tensor, ...]]:
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        return {"states": tuple(states)}
+
+
+class OfState(Mlp):
+    """Goes on with one of the states, which has another number if there are fewer blocks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.tower, self.number = States(), number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.tower(x)["states"][self.number])
+
+
+@pytest.mark.parametrize(
+    "number, kinds", [(-1, (0,) * 7), (-2, (-1, 0, 0, 0, 0, -3, -2)), (-4, ())]
+)
+def test_a_tower_whose_last_blocks_are_not_used(number: int, kinds: tuple[int, ...]) -> None:
+    model = OfState(number).double()
+    folding, _ = folded_trace.trace_folded(read_source(model, features(64)(3, 19)))
+    assert [stack.kinds for stack in folding.stacks] == [kinds] * bool(kinds)
+    assert_equal(model, features(64), planned_for(model, features(64), 2))
