@@ -32,6 +32,7 @@ from shardwright.planner.trace.runs.training_runs import (
 )
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
+from shardwright.rules.normalization import UPDATED
 from shardwright.rules.registry import rule_for
 
 CASTING = ("to", "_to_copy", "type_as")
@@ -68,6 +69,8 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
         return
     if not (asked.training or graph.untraced or changes_more(source.module)):
         graph.trained = True
+        return
+    if any(op.call.op in UPDATED for op in graph.ops):
         return
     on_data = graph.untraced or graph.skips or any(answers for _, answers in graph.branch_paths)
     settled = graph.stand_ins and not on_data  # what depends on data then is not the same
