@@ -95,10 +95,12 @@ class KnownValues:
         if func in BELOW_ALL and args[0] in self._uniform and args[1] <= 0:  # dropout of 0
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
-        else:
+        elif known:
             most = max(MOST, *(t.numel() + 1 for t in given), 0)
-            small = known and sum(t.numel() for t in tensors_in(out)) < most
+            small = sum(t.numel() for t in tensors_in(out)) < most
             made = self._computed(func, args, kwargs) if small else None
+        else:
+            made = None
         if made is None:
             self._forget(func, args)
         else:
