@@ -197,15 +197,15 @@ def collected(folding: Folding) -> set[str]:
 
 
 def _numbered(folding: Folding) -> set[str]:
-    """Return the tensors of blocks that modules around these return at a number, in order.
+    """Return the tensors of blocks that a module around these returns at a number.
 
-    The full model returns them at other numbers, so a plan cannot redistribute them there.
+    If it returns a list of them, the full model returns them at other numbers: a plan cannot
+    redistribute them there.
     """
-    stacks = [stack.path for stack in folding.stacks]
     made, out = folding.owner.keys(), set[str]()
     for b in folding.graph.boundaries:
-        around = any(is_within(path, b.module) for path in stacks)
-        if b.side == "out" and around and b.slot.rpartition(".")[2].isdigit() and "." in b.slot:
+        around = any(is_within(stack.path, b.module) for stack in folding.stacks)
+        if b.side == "out" and around and b.slot.rpartition(".")[2].isdigit():
             out |= {b.target} if b.source in made or b.source in out else set()
     return out
 

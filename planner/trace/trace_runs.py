@@ -156,7 +156,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 error = Unproven(NESTED) if _makes_nested(raised) else raised
                 keeps = keeps or (error if isinstance(error, Keeps) else None)
                 needs_data = isinstance(error, DATA_DEPENDENT)
-                made_up = 0 < furthest < len(runs) and not runs[furthest].given
+                made_up = 0 < furthest < len(runs) and runs[furthest].made_up
                 missing = isinstance(error, ImportError)
                 # What the code refuses with and without export is refused for another reason.
                 again = repr(raised) == refused

@@ -261,35 +261,40 @@ def test_a_block_read_from_afar_is_not_folded() -> None:
 
 
 class States(nn.Module):
-    """Blocks, each of whose outputs is returned."""
+    """Blocks, each of whose outputs is returned in a list, which may be in a dict."""
 
-    def __init__(self) -> None:
+    def __init__(self, named: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Mlp() for _ in range(7))
+        self.blocks, self.named = nn.ModuleList(Mlp() for _ in range(7)), named
 
-    def forward(self, x: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    def forward(self, x: Tensor) -> dict[str, list[Tensor]] | list[Tensor]:
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1]))
-        return {"states": tuple(states)}
+        return {"states": states} if self.named else states
 
 
 class OfState(Mlp):
     """Goes on with one of the states, which has another number if there are fewer blocks."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, named: bool) -> None:
         super().__init__()
-        self.tower, self.number = States(), number
+        self.tower, self.number = States(named), number
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.tower(x)["states"][self.number])
+        states = self.tower(x)
+        states = states["states"] if isinstance(states, dict) else states
+        return super().forward(states[self.number])
 
 
+@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(
     "number, kinds", [(-1, (0,) * 7), (-2, (-1, 0, 0, 0, 0, -3, -2)), (-4, ())]
 )
-def test_a_tower_whose_last_blocks_are_not_used(number: int, kinds: tuple[int, ...]) -> None:
-    model = OfState(number).double()
+def test_a_tower_whose_last_blocks_are_not_used(
+    number: int, kinds: tuple[int, ...], named: bool
+) -> None:
+    model = OfState(number, named).double()
     folding, _ = folded_trace.trace_folded(read_source(model, features(64)(3, 19)))
     assert [stack.kinds for stack in folding.stacks] == [kinds] * bool(kinds)
     assert_equal(model, features(64), planned_for(model, features(64), 2))

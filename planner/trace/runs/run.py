@@ -62,6 +62,11 @@ class Run(NamedTuple):
     again: bool = False
     given: bool = False
 
+    @property
+    def made_up(self) -> bool:
+        """Whether it may be dropped: a plan for training needs those in training mode."""
+        return not (self.given or self.training)
+
 
 class RunRefused(ModelError):
     """A run cannot be traced, but those before it can.
