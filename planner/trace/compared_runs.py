@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plain_values import FREE
 from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.flags import Flags, add_flags, free_flags
 from shardwright.planner.trace.queries.opaque_ints import Shows, hidden
@@ -99,8 +99,7 @@ def same_under_autocast(graph: Graph, source: Source, skips: bool) -> bool:
     Code is told that autocast is on, with the dtype of its parameters: casts to that dtype have no
     effect.
     """
-    floats = (p.dtype for p in source.module.parameters() if p.is_floating_point())
-    other = _traced_again(source, noted(next(floats, torch.float32)), skips=skips)
+    other = _traced_again(source, noted(floating_dtype(source.module)), skips=skips)
     return other is not None and _computed(graph) == _computed(other)
 
 

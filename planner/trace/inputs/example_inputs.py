@@ -22,10 +22,11 @@ CONTENT = ("input_ids", "pixel_values", "input_features", "input_values", "bbox"
 """Arguments that models may need although they have a default: pairs of towers take two."""
 
 
-def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def example_inputs(module: nn.Module, dtype: torch.dtype | None = None) -> Iterator[dict[str, Any]]:
     """Yield inputs that `module` may run with, by name; none if its first argument is unknown.
 
-    Floating inputs have the dtype `dtype`. Tensors are on meta, except for those with values.
+    Floating inputs have the dtype `dtype`, or that of the parameters. Tensors are on meta, except
+    for those with values.
     """
     at = Subject(module, dtype)
     for chosen in _choices(at):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ, TRACE_STEP
@@ -36,8 +35,7 @@ class Search:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-        self.module, self.at = module, Subject(module, dtype or torch.float32)
+        self.module, self.at = module, Subject(module)
         self.left = MOST
         self.known: dict[str, list[Option]] = {n: options(self.at, n) for n in self.at.names}
         self.unknown = [name for name in self.at.needed if not self.known[name]]

@@ -11,12 +11,22 @@ import torch
 from torch import Tensor, nn
 
 
+def floating_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of the first floating parameter of a module; float32 if it has none."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+
+
 @dataclass(frozen=True)
 class Subject:
-    """A module whose arguments are wanted, and the dtype of its floating inputs."""
+    """A module whose arguments are wanted, and the dtype that its floating inputs are to have."""
 
     module: nn.Module
-    dtype: torch.dtype
+    wanted: torch.dtype | None = None
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its floating inputs: that of its parameters if no other is wanted."""
+        return self.wanted or floating_dtype(self.module)
 
     @cached_property
     def names(self) -> dict[str, inspect.Parameter]:

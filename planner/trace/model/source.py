@@ -16,6 +16,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS, PAGED
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_map
 from shardwright.planner.trace.model.input_values import (
@@ -171,8 +172,7 @@ def read_source(
     if made:
         model = from_config(model, as_dtype(dtype), trust_remote_code, hub)
     module = model if made else copy_on_meta(model)
-    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    identity = type(model).__name__, config_hash(module), own
+    identity = type(model).__name__, config_hash(module), floating_dtype(module)
     calls = calls_by_name(kwargs)
     known = bool(args or any(calls))
     given = (args, calls if known else example_calls(module))

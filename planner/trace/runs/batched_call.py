@@ -15,6 +15,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import EAGER, PAGED
 from shardwright.planner.graph.trace_sizes import TRACE_REQUESTS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import Unproven
+from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.runs.run import Run
 from shardwright.runtime.calls.paged import KERNEL_LENGTHS, attention_kinds, batch_arguments
 
@@ -61,7 +62,7 @@ def batched_call(module: nn.Module) -> Run:
         tokens=TRACE_SEQ,
         read=TRACE_SOURCE,
         requests=TRACE_REQUESTS,
-        dtype=next(p.dtype for p in module.parameters() if p.is_floating_point()),
+        dtype=floating_dtype(module),
         device="meta",
     )
     given |= {name: NotRead() for name in KERNEL_LENGTHS}

@@ -96,7 +96,7 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     Raises:
         ModelError: the model takes other inputs.
     """
-    if not _takes_text(module) or {*Subject(module, torch.float32).needed} - {IDS}:
+    if not _takes_text(module) or {*Subject(module).needed} - {IDS}:
         inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
         raise ModelError(
             f"do not know the inputs of {type(module).__name__}{_known(module)}: {inner}give "
@@ -113,7 +113,7 @@ def _takes_text(module: nn.Module) -> bool:
 
 def _takes_text_alone(module: nn.Module) -> bool:
     """Return whether a model needs token ids and knows of nothing to look at or listen to."""
-    at = Subject(module, torch.float32)
+    at = Subject(module)
     said = {name for name, docs in documented(at).items() if not docs.optional}
     others = ({*at.needed} | said | at.names.keys() & {*CONTENT}) - {IDS}
     return _takes_text(module) and not (others or at.number(*KINDS))
@@ -141,13 +141,13 @@ def _candidates(trials: Trials) -> Iterator[dict[str, Any]]:
         yield from _with_images(trials)
     # Models with a decoder of their own do not all say so.
     decoding = [_beside(module, yes) for yes in {_decodes(module): 0, DECODER_IDS in names: 0}]
-    kinds = Subject(module, torch.float32).number(*KINDS)
+    kinds = Subject(module).number(*KINDS)
     if DECODER_IDS in names and kinds:
         for shape in ((TRACE_BATCH, TRACE_SEQ, kinds), (TRACE_BATCH * kinds, TRACE_SEQ)):
             several = torch.zeros(shape, dtype=torch.int64, device="meta")
             decoding.append({**decoding[-1], DECODER_IDS: several})
     for beside in decoding:
-        for inputs in example_inputs(module, _dtype(module)):
+        for inputs in example_inputs(module):
             more = {name: v for name, v in beside.items() if name not in inputs}
             yield {**inputs, **more}
 
@@ -155,7 +155,7 @@ def _candidates(trials: Trials) -> Iterator[dict[str, Any]]:
 def _with_images(trials: Trials) -> Iterator[dict[str, Any]]:
     """Yield token ids with an image in each sequence, if the config says where images go."""
     module = trials.root
-    names, at = inspect.signature(module.forward).parameters, Subject(module, _dtype(module))
+    names, at = inspect.signature(module.forward).parameters, Subject(module)
     image = at.number("image_token_id", "image_token_index")
     needed: dict[str, Any] = {}
     for name in at.needed:
@@ -173,7 +173,7 @@ def _with_images(trials: Trials) -> Iterator[dict[str, Any]]:
 
 def _images(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Yield images for the arguments of the model, with their sizes if it takes these."""
-    at = Subject(module, _dtype(module))
+    at = Subject(module)
     for images in OPTIONS[PIXELS](at, PIXELS):
         yield images
         if SIZES in at.names and len(images) == 1:
@@ -223,13 +223,9 @@ def _ids(config: Any, image: int | None, count: int) -> Tensor:
     return torch.tensor([row] * TRACE_BATCH)
 
 
-def _dtype(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-
-
 def _known(module: nn.Module) -> str:
     """Say which inputs a model needs, as far as its code says so."""
-    at = Subject(module, torch.float32)
+    at = Subject(module)
     wanted = [name for name in at.main if name in at.names]
     wanted += [name for name in at.needed if name not in wanted]
     if not wanted:

@@ -61,7 +61,7 @@ def _pictures(module: nn.Module) -> Iterator[Inputs]:
     """
     from timm.data import resolve_model_data_config  # pyright: ignore[reportMissingImports]
 
-    at = Subject(module, next((p.dtype for p in module.parameters()), torch.float32))
+    at = Subject(module)
     said = tuple(resolve_model_data_config(module)["input_size"])
     name, trials = next(iter(at.names)), Trials(module)
     for size in dict.fromkeys((said, USUAL)):

@@ -20,7 +20,7 @@ from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.inputs.example_inputs import example_inputs
-from shardwright.planner.trace.inputs.subject import number
+from shardwright.planner.trace.inputs.subject import floating_dtype, number
 from shardwright.planner.trace.model.input_values import moved
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
@@ -96,7 +96,7 @@ def _alone(name: str, module: nn.Module) -> Iterator[Run]:
 
     Integers that have values keep them: the grid of an image, for example.
     """
-    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    own = floating_dtype(module)
     for dtype in dict.fromkeys((own, torch.float32)):
         for inputs in example_inputs(module, dtype):
             yield Run(name, (), moved(inputs), None if dtype == own else dtype)
