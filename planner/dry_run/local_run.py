@@ -18,6 +18,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.block_dedup import DeduplicatedBlocks
+from shardwright.planner.trace.data_queries.model_code import place_of
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.runs.run import Run
@@ -70,7 +71,7 @@ def run_local(
                 found.append(Mismatch(*other))
         except Exception as error:  # model code may raise anything on unexpected sizes
             first = str(error).strip().split("\n")[0]
-            text = f"{type(error).__name__}: {first}"
+            text = f"{type(error).__name__}: {first}{place_of(error)}"
             found.append(Mismatch(entered[-1] if entered else "", text))
     return found[0] if found else None
 

@@ -19,6 +19,7 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsData, Unproven
+from shardwright.planner.trace.data_queries.model_code import place_of
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record import boundaries, parametrized
 from shardwright.planner.trace.record.record import Record
@@ -171,6 +172,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__
                 todo = IN_A_MODULE if needs_data else ON_META
+                text += place_of(raised)
                 refusal = RunRefused(
                     f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
                 )

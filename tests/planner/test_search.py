@@ -212,7 +212,26 @@ def test_a_module_that_cannot_run_on_meta() -> None:
         ModelError, match="cannot trace Computes: .*put the code that needs data"
     ) as error:
         planned(Computes(), lambda b, t: (torch.randn(b, t, 8, device="meta"),), 2)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "(test_search.py:" in str(error.value)
+
+
+def test_a_failed_dry_run_says_where(monkeypatch) -> None:
+    seen, run_local = [], dry_run.run_local
+
+    def watched(*run: Any) -> Mismatch | None:
+        seen.append(run_local(*run))
+        return seen[-1]
+
+    monkeypatch.setattr(dry_run, "run_local", watched)
+
+    class Exact(mlps.Mlp):
+        def between(self, y: Tensor) -> Tensor:
+            if y.stride(-2) != 128:
+                raise ValueError("not as wide")
+            return y.relu()
+
+    planned(Exact(), features(m.WIDTH), 2)
+    assert seen[0].text.startswith("ValueError: not as wide (test_search.py:")
 
 
 def test_the_reason_is_what_went_wrong_in_the_dry_run(monkeypatch) -> None:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -144,3 +145,8 @@ def lines_of(error: BaseException) -> Lines:
     """Return the lines of code that an error came through, without those of torch and our own."""
     found = traceback.walk_tb(error.__traceback__)
     return tuple((f.f_code.co_filename, n) for f, n in found if not is_plumbing(module_of(f)))
+
+
+def place_of(error: BaseException) -> str:
+    """Return where code raised an error, as " (modeling.py:12)"; "" if no code of a model did."""
+    return "".join(f" ({Path(file).name}:{line})" for file, line in lines_of(error)[-1:])
