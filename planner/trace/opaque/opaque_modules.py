@@ -78,7 +78,8 @@ class Opaque:
     def after(self, error: Exception, entered: Sequence[str], made_up: bool = False) -> bool:
         """Change the settings after a failed run; returns False if nothing is left to try.
 
-        A run that is `made_up` does not cost the stand-ins of the runs before it.
+        A run that is `made_up` does not cost the stand-ins of the runs before it, unless these
+        have branches.
         """
         if self.settled:
             return False
@@ -96,9 +97,10 @@ class Opaque:
         if isinstance(error, BranchesOnData) and not self.skips:
             self.skips, self.branch_paths = True, ()
             return True
-        if any(answers for _, answers in self.branch_paths) and self._needs_data(error, entered):
+        branches = any(answers for _, answers in self.branch_paths)
+        if branches and self._needs_data(error, entered):
             return True
-        if self.stand_ins and self.stood_in and not made_up:
+        if self.stand_ins and self.stood_in and (branches or self.skips or not made_up):
             self.drop_stand_ins()
             return True
         return self._needs_data(error, entered)

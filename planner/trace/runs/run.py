@@ -39,7 +39,7 @@ class Run(NamedTuple):
             of its floating inputs is a size of the model, not a run-time size.
         fills: The argument for which the run gets an empty cache.
         resumes: Whether the run gets the state that the last run before it returned. Without any
-            state it is changed by `without_state`, or left out.
+            state it is changed by `without_state`, or refused.
         training: Whether the run is made in training mode, and not priced. Other runs keep the mode
             of the modules.
         by_rows: On the first run: whether attention in all runs is traced with queries sharded
@@ -138,7 +138,11 @@ class Runner(nn.Module):
         self.around: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
-        """Return the result of each run, in order; None for a run that is left out."""
+        """Return the result of each run, in order.
+
+        Raises:
+            ValueError: a run needs the state of the run before it, which left none.
+        """
         found: list[Any] = []
         left: State = {}
         kept = KeptContents(self.root) if any(run.again for run in runs) else None
@@ -149,8 +153,7 @@ class Runner(nn.Module):
             self.begin(traced_call, state)
             given = run.kwargs if state or not run.resumes else without_state(run.kwargs)
             if given is None:
-                found.append(None)
-                continue
+                raise ValueError("it goes on from a cache, and no call before it leaves one")
             if run.fills and not state:
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
