@@ -39,8 +39,8 @@ from shardwright.planner.trace.trace_runs import trace_runs
 
 Traced = tuple[Source, Folding, Unfolded]
 
-MOST = 2000
-"""Ops of a trace that is made once more, in training mode, if the plan is not for training."""
+MOST = 1000
+"""Ops of a call that is traced in training mode, too, if the plan is not for training."""
 
 
 def trace_all(
@@ -82,7 +82,8 @@ def trace_all(
         except (ModelError, Unfoldable):
             best = _in_eval_mode(source, partial(tried, source))
     graph, folded = best[1].graph, bool(best[1].stacks)
-    if graph.trained or (len(graph.ops) > MOST and not source.trains):
+    large = len(graph.ops) > MOST * len(graph.branch_paths)
+    if graph.trained or (large and not source.trains):
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
         with suppress(ModelError, Unfoldable):
