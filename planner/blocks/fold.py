@@ -202,11 +202,13 @@ def _numbered(folding: Folding) -> set[str]:
     If it returns a list of them, the full model returns them at other numbers: a plan cannot
     redistribute them there.
     """
-    made, out = folding.owner.keys(), set[str]()
+    out = set[str]()
     for b in folding.graph.boundaries:
+        of_block = b.source in folding.owner or b.source in out  # a module further out gives it on
+        numbered = b.side == "out" and b.slot.rpartition(".")[2].isdigit()
         around = any(is_within(stack.path, b.module) for stack in folding.stacks)
-        if b.side == "out" and around and b.slot.rpartition(".")[2].isdigit():
-            out |= {b.target} if b.source in made or b.source in out else set()
+        if of_block and numbered and around:
+            out.add(b.target)
     return out
 
 

@@ -71,7 +71,7 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
         graph.trained = True
         return
     if any(op.call.op in UPDATED for op in graph.ops):
-        return
+        return  # in training mode these are other ops
     on_data = graph.untraced or graph.skips or any(answers for _, answers in graph.branch_paths)
     settled = graph.stand_ins and not on_data  # what depends on data then is not the same
     again = in_training(source.runs)
