@@ -128,9 +128,9 @@ def plan(
         expert_imbalance: With experts spread over "ep": the tokens that the rank with most of them
             gets, in shares of the average.
         dp: What the copies of the model do. "ddp": each holds everything, and gradients are
-            averaged. "fsdp": torch's `fully_shard` is put around the split model, shards
-            parameters, gradients and optimizer state over the copies, and gathers as it goes. With
-            `cluster` both are compared, for training.
+            averaged. "fsdp": they may share out parameters, with gradients and optimizer state,
+            and gather them as they go; the plan says which, and `shardwright.fully_shard` does it.
+            With `cluster` both are compared, for training.
         dump: Folder in which to write, as text, what the planner saw and decided.
         write_model: File for the CP-SAT model, in CP-SAT's text format. It has an integer for each
             axis of a tensor (the sub-axes it is split over) and for what is Partial over each.

@@ -43,6 +43,13 @@ def is_within(name: str, around: str) -> bool:
     return f"{name}.".startswith(f"{around}.")
 
 
+def outermost_block(name: str) -> str:
+    """Return the outermost numbered module that `name` is in; "" if it is in none."""
+    parts = name.split(".")
+    end = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[: end + 1])
+
+
 def block_number(name: str, path: str) -> int | None:
     """Return the number of the block that `name` is in, of the list of blocks `path`; else None."""
     rest = name.removeprefix(f"{path}.")

@@ -107,8 +107,8 @@ class Workload(SparsePart):
     )
     dp: DataParallel = Field(
         default="ddp",
-        description="what copies do: average gradients, or shard parameters, gradients and "
-        "optimizer state as torch's fully_shard does; left out for 'ddp'",
+        description="what copies do: average gradients, or share out some parameters, too, with "
+        "gradients and optimizer state (`Plan.fsdp`); left out for 'ddp'",
     )
     recomputed: dict[str, Asked] = Field(
         default={},

@@ -19,7 +19,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract import consistency
 from shardwright.planner.contract.files import parse_json, write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
-from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.contract.plan_figures import (
     LARGEST,
@@ -296,7 +296,7 @@ def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
 class Plan(SparsePart):
     """How to split one model over one mesh."""
 
-    optional = frozenset({"meshes", "trials"})
+    optional = frozenset({"fsdp", "meshes", "trials"})
 
     format: Literal["shardwright.plan"] = FORMAT
     version: Literal[4] = VERSION
@@ -315,6 +315,11 @@ class Plan(SparsePart):
     workload: Workload
     objective: Objective = Field(description="what was minimized")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
+    fsdp: list[str] = Field(
+        default=[],
+        description="parameters that copies of the model share out, as torch's fully_shard does, * "
+        "for a layer number; left out if none",
+    )
     calls: list[TracedCall] = Field(
         default=[], description="what it is proven for; the first is priced"
     )
@@ -370,6 +375,10 @@ class Plan(SparsePart):
         owner, _, key = name.rpartition(".")
         spec = self.module(owner)
         return spec.parameters.get(key) if spec else None
+
+    def is_shared(self, name: str) -> bool:
+        """Whether copies of the model share out the parameter `name`."""
+        return name in self.fsdp or pattern(name) in self.fsdp
 
     def noted(self, text: str) -> Plan:
         """Return the plan with one more note, sealed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
+from shardwright.planner.contract.names import outermost_block
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import storages
@@ -48,8 +49,26 @@ def memory(
         gradients=sum(gradient for gradient, _ in training),
         optimizer=sum(state for _, state in training),
         cache=sum(held.sizes.bytes(n, assignment[n], held.full) for n in held.cached),
-        activations=max(peak(*at, run, rank) for run in costs.passes),
+        activations=max(peak(*at, run, rank) for run in costs.passes) + gathered(costs, assignment),
     )
+
+
+def gathered(costs: Costs, assignment: Assignment) -> int:
+    """Return the most bytes at one time of what copies of the model share out.
+
+    FSDP2 gathers the parameters of a block while the block before it runs. Those outside of blocks
+    stay for the whole pass. In training a block has its full gradients, too.
+    """
+    held, sizes = costs.holdings, dict[str, list[int]]()
+    shared = {u.stored: u.fqn for u in costs.graph.uses if assignment[u.stored].shared}
+    for name, fqn in shared.items():
+        size, trained = held.sizes.bytes(name, assignment[name]), held.trains and held.stored[name]
+        of_block = sizes.setdefault(outermost_block(fqn), [0, 0])
+        of_block[0] += size
+        of_block[1] += size * trained
+    always, _ = sizes.pop("", (0, 0))
+    ahead = sum(sorted((size for size, _ in sizes.values()), reverse=True)[:2])
+    return always + ahead + max((gradients for _, gradients in sizes.values()), default=0)
 
 
 def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:

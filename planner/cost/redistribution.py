@@ -108,6 +108,7 @@ class RedistributionCosts:
             target: Its state after.
             run: The pass that sizes are of; by default the first of the workload.
         """
+        source = source.in_copy
         if source == target:
             return Traffic()
         if (found := self._way(name, source, target)) is None:
@@ -264,7 +265,7 @@ class RedistributionCosts:
     def averaging(self, name: str, state: State) -> Traffic | None:
         """Return the traffic between copies of the model for a stored tensor; None if none.
 
-        With DDP the copies average its gradient. With FSDP each copy holds a part: the parameter is
+        They average the gradient of a parameter that each of them has. If they share it out, it is
         gathered in each pass, and its gradient is reduce-scattered.
         """
         copies, trained = self.workload.replicas, self.graph.tensors[name].differentiable
@@ -273,7 +274,7 @@ class RedistributionCosts:
         if copies < 2 or name not in self.read:
             return None
         size = self.sizes.of_own_experts(name, self.sizes.bytes(name, state))
-        if name in self.sizes.shared_out:
+        if state.shared:
             work = Work(self.sizes.at_rest(name, state), size, copies, hosts=self.hosts(0))
             ahead, copied = _collectives_and_copies([(ALL_GATHER, work)])
             back, copied_back = _collectives_and_copies(

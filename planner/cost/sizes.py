@@ -121,22 +121,15 @@ class TensorSizes:
             self._bytes[at] = self._measure(self.axes.dims[name], state, run, keys) * itemsize
         return self._bytes[at]
 
-    @cached_property
-    def shared_out(self) -> frozenset[str]:
-        """Parameters that FSDP2 shards over the copies of the model."""
-        if self.workload.dp != "fsdp":
-            return frozenset()
-        return frozenset(u.stored for u in self.graph.uses if not u.is_buffer)
-
     def at_rest(self, name: str, state: State) -> int:
         """Return the bytes of a stored parameter or buffer on the rank that holds most.
 
-        FSDP shards a parameter along its first dim.
+        Copies of the model share a parameter out along its first dim.
         """
         tensor, dims = self.graph.tensors[name], self.axes.dims[name]
         size = tensor.stored_bytes(self.bytes(name, state) // tensor.dtype.itemsize)
         size = self.of_own_experts(name, size)
-        if name not in self.shared_out or not dims:
+        if not state.shared or not dims:
             return size
         rows = self.length(dims[0], cut_of(state.shards, 0), self.passes[0], False)
         return size // max(rows, 1) * -(-rows // self.workload.replicas)

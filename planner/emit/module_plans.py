@@ -112,8 +112,11 @@ def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
 
 
 def parameter_plan(layouts: Layouts, use: Use, stored: State, used: State) -> ParameterPlan | None:
-    """Return the plan of a parameter for these states; None if it is stored and used replicated."""
-    if stored == used == REPLICATED and use.stored not in layouts.spread:
+    """Return the plan of a parameter for these states; None if it is stored and used replicated.
+
+    `Plan.fsdp` says which parameters copies of the model share out.
+    """
+    if stored.in_copy == used == REPLICATED and use.stored not in layouts.spread:
         return None
     at_rest = str(layouts.placement(use.stored, stored, True))
     seen = str(layouts.placement(use.used, used, True))

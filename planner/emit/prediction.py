@@ -87,7 +87,7 @@ def flags(bill: Bill) -> Calls:
     trained = sum(
         costs.redistributions.averaging(n, bill.assignment[n]) is not None
         for n in stored
-        if n not in costs.sizes.shared_out
+        if not bill.assignment[n].shared
     )
     hosts = costs.redistributions.hosts(0)
     flag = Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas, hosts)

@@ -1,8 +1,9 @@
 """Encodes the state of a tensor as integers: one for each of its axes, one for each sub-axis.
 
 The integer of an axis is the set of sub-axes that shard it, as a mask; 0 if the axis is unsharded.
-A superset has a larger number. The integer of a sub-axis says what is Partial over it. A state
-determines its integers, and the integers determine the state.
+A superset has a larger number. The integer of a sub-axis says what is Partial over it. A last one
+says of a parameter whether copies of the model share it out. A state determines its integers, and
+the integers determine the state.
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ VALUE, GRADIENT = 1, 2
 
 AxisMasks = dict[tuple[int, int], list[int]]
 """(dim, axis) -> the mask of the sub-axes that shard it, in each state of a domain."""
-PartialKinds = dict[str, list[int]]
-"""Sub-axis -> what is Partial over it, in each state of a domain."""
 
 
 def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
     """Return the parts of each tensor that has a variable, as far as they differ between states.
 
     `mlp.up_proj.weight[0]` is the axis at dim 0 of that parameter, `mlp.down_proj.weight[1:
-    mlp.up_proj.weight[0]]` the same axis at dim 1 of another parameter, and `mlp out 0 partial on
-    tp` says what of a module's output is Partial over that mesh dim.
+    mlp.up_proj.weight[0]]` the same axis at dim 1 of another parameter, `mlp out 0 partial on tp`
+    says what of a module's output is Partial over that mesh dim, and `mlp.up_proj.weight shared
+    out` whether copies of the model share that parameter out.
     """
     first: dict[int, str] = {}
-    known: dict[int, tuple[AxisMasks, PartialKinds]] = {}
+    known: dict[int, tuple[AxisMasks, dict[str, list[int]]]] = {}
     out = {}
     for name, title in tensor_names(graph).items():
         domain = states.domain(name)
@@ -41,7 +41,7 @@ def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
             known[id(domain)] = _masks(domain), _kinds(domain, states)
         masks, kinds = known[id(domain)]
         split = _split(title, states.axes.dims[name], masks, first)
-        out[name] = (*split, *(Part(f"{title} partial on {on}", of) for on, of in kinds.items()))
+        out[name] = (*split, *(Part(f"{title} {what}", of) for what, of in kinds.items()))
     return out
 
 
@@ -72,13 +72,17 @@ def _masks(domain: Sequence[State]) -> AxisMasks:
     return out
 
 
-def _kinds(domain: Sequence[State], states: States) -> PartialKinds:
-    """Return for each sub-axis over which any state is Partial what is Partial in each state."""
-    out: PartialKinds = {}
+def _kinds(domain: Sequence[State], states: States) -> dict[str, list[int]]:
+    """Return what else states differ in, with an integer for each state.
+
+    It is what is Partial, for each sub-axis over which any state is, and whether it is shared out.
+    """
+    shared = [int(s.shared) for s in domain]
+    out = {"shared out": shared} if any(shared) else {}
     for bit in states.sub.bits:
         kinds = [
             VALUE * bool(s.partial & bit) + GRADIENT * bool(s.grad_partial & bit) for s in domain
         ]
         if any(kinds):
-            out[states.sub.text(bit)] = kinds
+            out[f"partial on {states.sub.text(bit)}"] = kinds
     return out

@@ -221,7 +221,7 @@ class _Builder:
                     if looped and (traffic.forward or traffic.backward):
                         continue
                     if not traffic.forward or use.stored in self.costs.gathered:
-                        rows.append(Row((i, j), paid(cost, int(s != t), times)))
+                        rows.append(Row((i, j), paid(cost, int(s.in_copy != t), times)))
             self.problem.factor(f"use {use.fqn}", scope, rows)
 
     def add_boundaries(self, rigid: frozenset[str]) -> None:

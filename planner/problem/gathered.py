@@ -43,7 +43,7 @@ def unsplittable(
         for name, ops in read.items()
         if ops and all(states.axes.rules.get(op) is not None for op in ops)
         if name not in written and not possible.get(name, True)
-        if len(graph.tensors[name].shape) > 1 and len(states.domain(name)) > 1
+        if len(graph.tensors[name].shape) > 1 and states.splits(name) and name not in states.rigid
     }
     enough = sum(sizes[n] for n in found) * states.ranks > least * sum(sizes.values())
     return frozenset(found if enough else ())

@@ -67,7 +67,7 @@ def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -
     Raises:
         PlanError: a key has another value; the message names it.
     """
-    have, want = plan.model_dump(), dict(found)
+    have, want = {"fsdp": [], **plan.model_dump()}, dict(found)
     if figures:
         want["modules"] = {n: m.model_dump() for n, m in found["modules"].items()}
     else:

@@ -63,7 +63,11 @@ class ReadBack:
     def _uses(self, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
         for use in self.graph.uses:
             entry = _parameter(plan, use)
-            rows = self._known((use, entry), lambda use=use, entry=entry: self._use(use, entry))
+            shared = plan.is_shared(use.fqn)
+            rows = self._known(
+                (use, entry, shared),
+                lambda use=use, entry=entry, shared=shared: self._use(use, entry, shared),
+            )
             if not rows:
                 said = "nothing" if entry is None else f"'{entry.placement}'"
                 raise PlanError(
@@ -73,7 +77,7 @@ class ReadBack:
                 )
             yield f"said {use.fqn}", (use.stored, use.used), rows
 
-    def _use(self, use: Use, entry: ParameterPlan | None) -> Rows:
+    def _use(self, use: Use, entry: ParameterPlan | None, shared: bool) -> Rows:
         names = (use.stored, use.used)
         allowed = None
         if entry is not None:
@@ -82,6 +86,7 @@ class ReadBack:
             tuple(i for i, _ in ends)
             for ends in self._fitting(names, allowed, stored=True)
             if parameter_plan(self.layouts, use, *(s for _, s in ends)) == entry
+            and ends[0][1].shared == shared
         ]
 
     def _boundaries(self, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], Rows]]:

@@ -81,7 +81,7 @@ def _summary(plan: Plan) -> RenderableType:
     found.append(("priced for", workload_in_words(load)))
     found.append(("objective", objective_in_words(plan.objective)))
     if load.dp == "fsdp":
-        found.append(("copies", f"{load.replicas} share out parameters (fully_shard)"))
+        found.append(("copies", f"{load.replicas} share out {', '.join(plan.fsdp) or 'nothing'}"))
     if load.recomputed:
         blocks = (f"{n} of {path}" for path, n in load.recomputed.items())
         found.append(("again", f"computed again in the backward pass: {', '.join(blocks)}"))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
-from shardwright.planner.contract.names import PAGED, slot_pattern
+from shardwright.planner.contract.names import PAGED, fold, slot_pattern
 from shardwright.planner.contract.plain_values import (
     FREE,
     SWITCHES,
@@ -124,6 +124,7 @@ def derived_keys(
         "batch_dims": batch_dims(task.mesh),
         "sub_axes": layouts.states.sub.table(),
         "modules": of_all_blocks(task, modules),
+        "fsdp": shared_parameters(there.layouts),
         "calls": traced_calls(task, layouts),
         "opaque": without_rule(task.graph, task.axes),
         "predicted": predicted_of(task, layouts, there),
@@ -151,6 +152,13 @@ def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, Mo
     """Return plans of all modules of the model, with one entry for equal modules."""
     every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
     return folded(task.source.module, every)
+
+
+def shared_parameters(layouts: Layouts) -> list[str]:
+    """Return the parameters that copies of the model share out, with one entry for equal ones."""
+    uses = layouts.graph.uses
+    shared = {u.fqn: True for u in uses if layouts.assignment[u.stored].shared}
+    return sorted(fold(shared, dict.fromkeys(u.fqn for u in uses)))
 
 
 def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:

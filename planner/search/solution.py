@@ -31,6 +31,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import UnfoldedSolution, check_unfolded, unfolded
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.stages import figures, stage
+from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.verify.recost import largest
 from shardwright.planner.wording import memory_in_words
 
@@ -202,7 +203,11 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
 
 def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
     """Return per tensor whether any solution shards it: presolve left a state but replicated."""
-    return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
+    domain = network.states.domain
+    return {
+        n: any(domain(n)[i].in_copy != REPLICATED for i in small.source[v][1].values())
+        for n, v in network.variables.items()
+    }
 
 
 def reported(optimum: Optimum, solver: str) -> SolverReport:

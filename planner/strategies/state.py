@@ -24,11 +24,20 @@ Cut = frozenset[tuple[int, int]]
 
 
 class State(NamedTuple):
-    """Sharded axes of a tensor, and the sub-axes over which its value or gradient is Partial."""
+    """Sharded axes of a tensor, and the sub-axes over which its value or gradient is Partial.
+
+    With `shared`, a stored parameter is sharded over the copies of the model too.
+    """
 
     shards: Shards = frozenset()
     partial: int = 0
     grad_partial: int = 0
+    shared: bool = False
+
+    @property
+    def in_copy(self) -> State:
+        """The state within one copy of the model, once its shards are gathered."""
+        return self._replace(shared=False) if self.shared else self
 
 
 REPLICATED = State()

@@ -25,6 +25,7 @@ class States:
         forbidden: (tensor, split) pairs that failed a dry run.
         sequence: Sequence axes that may be sharded too.
         sub: The mesh dim as sub-axes; by default found from the parameters.
+        shares: Whether copies of the model may share out parameters.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class States:
         forbidden: frozenset[tuple[str, Shards]] = frozenset(),
         sequence: OpenSequence | None = None,
         sub: SubAxes | None = None,
+        shares: bool = False,
     ) -> None:
         self.graph, self.axes, self.ranks = graph, axes, ranks
         self.replaceable, self.forbidden, self.sequence = replaceable, forbidden, sequence
         self.sub = find_sub_axes(graph, axes, ranks) if sub is None else sub
+        self.shareable = frozenset(u.stored for u in graph.uses if shares and not u.is_buffer)
         self._domains: dict[str, tuple[State, ...]] = {}
         self._splits: dict[str, list[Shards]] = {}
         self._cuts: dict[tuple[int, frozenset[int]], list[frozenset[int]]] = {}
@@ -222,9 +225,11 @@ class States:
         fixed = name in self.graph.inputs or name in self.rigid
         split = () if fixed else tuple(self.splits(name))
         pends = not fixed and name not in self._stored and self.graph.tensors[name].differentiable
-        at = pends, split, self.dims(name)
+        at = pends, split, self.dims(name), name in self.shareable
         if at not in self._known:
             whole = (REPLICATED, *(State(s) for s in split))
+            if name in self.shareable:
+                whole = (*whole, *(s._replace(shared=True) for s in whole))
             self._known[at] = tuple(self._pending(name, split)) if pends else whole
         return self._known[at]
 

@@ -80,7 +80,7 @@ class Bill:
         given = before.workload, before.caches, before.gathered, keys
         costs = Costs(graph, before.axes, states, *given)
         read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
-        idle = {u.used: self.assignment[u.stored] for u in graph.uses if u.used not in read}
+        idle = {u.used: self.assignment[u.stored].in_copy for u in graph.uses if u.used not in read}
         return Bill(costs, {n: self.assignment[n] for n in graph.tensors} | idle)
 
     @cached_property

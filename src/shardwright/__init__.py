@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardwright.runtime.boundary.patches import adding_adapters
     from shardwright.runtime.in_transformers import tp_plan
     from shardwright.runtime.loops.accelerating import SplitAccelerator
+    from shardwright.runtime.loops.sharing import fully_shard
     from shardwright.runtime.loops.training import SplitTrainer
     from shardwright.runtime.state.gather import full_tensors, split_tensors
     from shardwright.runtime.state.whole_optimizer import (
@@ -73,6 +74,7 @@ __all__ = [
     "export",
     "full_optimizer_state",
     "full_tensors",
+    "fully_shard",
     "load",
     "load_full_optimizer_state",
     "plan",
@@ -97,6 +99,7 @@ _HOME = {
     "export": "shardwright.planner.exports.exports",
     "full_optimizer_state": "shardwright.runtime.state.whole_optimizer",
     "full_tensors": "shardwright.runtime.state.gather",
+    "fully_shard": "shardwright.runtime.loops.sharing",
     "load": "shardwright.runtime.api",
     "load_full_optimizer_state": "shardwright.runtime.state.whole_optimizer",
     "plan": "shardwright.planner.api",

@@ -3,6 +3,7 @@
 
 import copy
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
 from benchmarks.ranks_case import llama
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -107,3 +109,94 @@ def test_fsdp2_over_some_of_the_copies_is_refused() -> None:
         fully_shard(whole, mesh=mesh.device_mesh["dp_replicate", "dp_shard"])
 
     run_ranks(4, work, sizes)
+
+
+def small_llama() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=3,
+    )
+    return LlamaForCausalLM(config).double().train()
+
+
+def ten_steps(model: Any, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    for _ in range(10):
+        model(rows, labels=rows).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.named_parameters())
+
+
+SOME = [
+    "lm_head.weight",
+    "model.layers.*.mlp.up_proj.weight",
+    "model.layers.1.input_layernorm.weight",
+]
+
+
+@pytest.mark.parametrize("sizes", [SIZES, {"dp": 2, "cp": 2, "tp": 2}])
+def test_parameters_are_shared_out_as_the_plan_says(sizes: dict[str, int]) -> None:
+    """Ten steps, with blocks that are computed again, are those of one process."""
+    base, ids = small_llama(), IDS[:, :6]
+    how: Any = {"phase": "train", "batch": 4, "seq": 6, "recompute": {"model.layers": 2}}
+    plan = planning.plan(copy.deepcopy(base), mesh=sizes, dp="fsdp", **how)
+    plan = plan.model_copy(update={"fsdp": SOME}).sealed()
+    want = ten_steps(copy.deepcopy(base), ids)
+
+    def work(mesh: Mesh) -> set[str]:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        given = dict(split.named_parameters())
+        shardwright.fully_shard(split, plan)
+        parameters = ten_steps(split, ids.chunk(2)[mesh["dp"].rank])
+        for name, value in shardwright.full_tensors(split, parameters).items():
+            torch.testing.assert_close(value, want[name].detach(), rtol=0, atol=1e-7)
+        return {n for n, p in parameters.items() if p.device_mesh != given[n].device_mesh}
+
+    layers = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(3))
+    shared = {"lm_head.weight", "model.layers.1.input_layernorm.weight", *layers}
+    assert run_ranks(prod(sizes.values()), work, sizes) == [shared] * prod(sizes.values())
+
+
+def test_the_solver_chooses_what_is_shared_out() -> None:
+    """What takes a collective and saves little stays; nothing does that need not."""
+    model = small_llama()
+    how: Any = {"phase": "train", "batch": 4, "seq": 8, "objective": "time"}
+
+    def planned(memory: int, dp: str = "fsdp") -> Plan:
+        options = {**how, "memory": memory, "recompute": False}
+        return planning.plan(copy.deepcopy(model), mesh=SIZES, dp=dp, **options)
+
+    some, none = planned(700 << 10), planned(1 << 40)
+    assert none.fsdp == [] and none.predicted == planned(1 << 40, "ddp").predicted
+    assert "model.layers.*.mlp.up_proj.weight" in some.fsdp
+    assert not {n for n in some.fsdp if "norm" in n or "k_proj" in n}
+    assert some.predicted.memory and none.predicted.memory
+    assert some.predicted.memory.optimizer < 0.6 * none.predicted.memory.optimizer
+    with pytest.raises(shardwright.InfeasibleError):
+        planned(300 << 10, "ddp")
+    assert planned(300 << 10).predicted.memory.total <= 300 << 10  # type: ignore[union-attr]
+    assert shardwright.check(some, model).digest == some.digest
+    other = some.model_copy(update={"fsdp": ["lm_head.weight"]}).sealed()
+    with pytest.raises(PlanError, match="the plan does not hold: predicted"):
+        shardwright.check(other, model)
+
+
+def test_a_model_is_shared_out_only_by_a_plan_for_it() -> None:
+    model = small_llama()
+    with pytest.raises(UsageError, match="without a plan"):
+        shardwright.fully_shard(model, planning.plan(small_llama(), mesh=SIZES))
+    plan = planning.plan(model, mesh=SIZES)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        with pytest.raises(UsageError, match="must be made with dp='fsdp'"):
+            shardwright.fully_shard(split, plan)
+
+    run_ranks(4, work, SIZES)
