@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.errors import ModelError, ShardwrightError
+from shardwright.errors import ModelError, ShardwrightError, first_line, in_one_line
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
@@ -169,13 +169,10 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     continue
                 if unproven := keeps or (error if isinstance(error, Unproven) else None):
                     raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
-                text = str(error).strip().split("\n")[0][:300]
-                kind = "data-dependent" if needs_data else type(error).__name__
+                needs = f"data-dependent: {first_line(error)}"
+                text = f"{needs if needs_data else in_one_line(error):.300}{place_of(raised)}"
                 todo = IN_A_MODULE if needs_data else ON_META
-                text += place_of(raised)
-                refusal = RunRefused(
-                    f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
-                )
+                refusal = RunRefused(f"cannot trace {type(module).__name__}: {text}; {todo}")
                 refusal.behind = len(runs) - furthest
                 raise refusal from error
 
