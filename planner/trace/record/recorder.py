@@ -18,7 +18,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
-from shardwright.planner.trace.data_queries.conditional_regions import changed, inner, known
+from shardwright.planner.trace.data_queries.conditional_regions import changed, inner
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
@@ -122,10 +122,8 @@ class _Recording:
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()
             results = [*out.outputs, *out.written.values()]
-            has_value = lambda t: known(t) or t in recorder.known  # noqa: E731
-            out.changed_in_regions = [
-                *changed(out.calls, out.regions, out.replaced, results, has_value)
-            ]
+            changes = changed(out.calls, out.regions, out.replaced, results, recorder.known)
+            out.changed_in_regions = [*changes]
             self._note_reads(out)
             recorder.forget()
             return out
