@@ -178,7 +178,7 @@ class LocalModule(BoundaryModule):
         called for what a module does not need.
         """
         state = self._shardwright
-        call: Any = state.call
+        call = state.call
         if not call.active:
             if not state.note_call():
                 return state.call_directly(self, args, kwargs)
