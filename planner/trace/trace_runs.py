@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -47,33 +46,19 @@ NESTED = (
 """Advice in errors: if the root does not run on meta, and if its own code depends on data."""
 
 
-def trace(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    more: Sequence[Run] = (),
-) -> Graph:
-    """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
-
-    Use distinct primes for sizes that vary at run time (batch, sequence), so that they differ from
-    sizes of the model.
-
-    Raises:
-        ModelError: the module cannot be traced; the message says why.
-    """
-    return trace_runs(module, [Run("", args, kwargs), *more])
-
-
 def trace_runs(
     module: nn.Module, runs: Sequence[Run], skips: bool = False, settled: bool = False
 ) -> Graph:
-    """Return the graph of several runs of `module`. The first run is a call of the root.
+    """Return the graph of several runs of `module`, which it does not run on data.
+
+    The first run is a call of the root. Sizes that vary at run time (batch, sequence) should be
+    distinct primes, so that they differ from sizes of the model.
 
     With `skips`, skippable code is traced as if it always ran, if that is correct
     (`data_queries/conditional_code.py`). With `settled`, runs that depend on data are refused.
 
     Raises:
-        ModelError: as `trace`.
+        ModelError: the module cannot be traced; the message says why.
     """
     opaque = Opaque(module, skips=skips, settled=settled)
     graph = _traced(module, runs, opaque)
