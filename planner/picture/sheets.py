@@ -271,10 +271,10 @@ def grain(dim: Dim) -> str:
     return f"{number:,} groups of {after:,}" if after > 1 else ""
 
 
-def spans(ranges: list[Range], most: int = 6) -> str:
+def spans(ranges: list[Range]) -> str:
     """Write ranges in words, one per line: `0–511,` and `4096–4223`."""
-    texts = [f"{a:,}–{b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in ranges[:most]]
-    more = len(ranges) - most
+    texts = [f"{a:,}–{b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in ranges[:6]]
+    more = len(ranges) - 6
     return ",\n".join(texts) + (f"\nand {more:,} more" if more > 0 else "")
 
 

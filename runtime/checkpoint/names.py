@@ -197,8 +197,8 @@ def _refuse(names: ModelNames, where: str, missing: list[str], surplus: list[str
         )
     if surplus:
         texts.append(
-            f"{'it' if missing else where} holds {_count(len(surplus), 'tensor')} that "
-            f"{names.title} has no place for: {few(surplus)}"
+            f"{'it' if missing else where} holds {len(surplus)} tensor{'s' * (len(surplus) > 1)} "
+            f"that {names.title} has no place for: {few(surplus)}"
         )
     todo = "load it with the class and config that its config.json names"
     if not missing:
@@ -210,12 +210,8 @@ def _any(patterns: Iterable[str], name: str) -> bool:
     return any(re.search(pattern, name) for pattern in patterns)
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def few(names: Iterable[str], count: int = 3) -> str:
-    """Return the first few of `names`, and how many more there are."""
+def few(names: Iterable[str]) -> str:
+    """Return the first three of `names`, and how many more there are."""
     names = list(names)
-    more = len(names) - count
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")

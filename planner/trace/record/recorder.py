@@ -43,8 +43,8 @@ def record(
     runs: Sequence[Run],
     entered: CallStack,
     opaque: Opaque,
-    exported: bool = True,
-    numbers: KeptNumbers | None = None,
+    exported: bool,
+    numbers: KeptNumbers,
 ) -> Record:
     """Record `runs` of the root of `top`, one after the other. All tensors are on meta.
 
@@ -72,7 +72,7 @@ class _Recording:
         runs: Sequence[Run],
         entered: CallStack,
         recorder: Recorder,
-        numbers: KeptNumbers | None,
+        numbers: KeptNumbers,
     ) -> None:
         self.module, self.runs, self.entered, self.recorder = top.root, runs, entered, recorder
         self.functional = Functional(entered)
@@ -84,9 +84,7 @@ class _Recording:
             recorder.known.keep(tensor, value, fixed=False)
         self.states = States(self.module, self.functional.aliases)
         keeps = any(run.again for run in runs)
-        self.kept = KeptState(
-            self.module, entered, numbers or KeptNumbers(), keeps, lambda: len(recorder.calls)
-        )
+        self.kept = KeptState(self.module, entered, numbers, keeps, lambda: len(recorder.calls))
         self.results: list[list[tuple[str, torch.Tensor]]] = []
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
         self.returned: list[torch.Tensor] = []
