@@ -66,11 +66,8 @@ class PlainArguments:
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):
                 now = repr(value) if is_said(value) else f"a {type(value).__name__}"
-                were = " or ".join(
-                    dict.fromkeys(
-                        one.value if isinstance(one, AnyValue) else repr(one) for one in had
-                    )
-                )
+                texts = (one.value if isinstance(one, AnyValue) else repr(one) for one in had)
+                were = " or ".join(dict.fromkeys(texts))
                 raise UsageError(
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
