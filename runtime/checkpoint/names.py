@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError
+from shardwright.planner.contract.names import grouped
 from shardwright.runtime.checkpoint.expressions import Expression
 
 Rename = Callable[[str], tuple[str, str | None]]
@@ -59,16 +60,15 @@ class Match:
 
 def model_names(model: nn.Module) -> ModelNames:
     """Collect the names of `model`'s tensors."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
+    found: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     transient = set()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
         if leaf in model.get_submodule(owner)._non_persistent_buffers_set:
             transient.add(name)
         else:
-            groups.setdefault(id(buffer), []).append(name)
+            found.append((name, buffer))
+    groups = grouped((id(tensor), name) for name, tensor in found)
     return ModelNames(
         title=type(model).__name__,
         groups=tuple(map(tuple, groups.values())),
