@@ -16,6 +16,7 @@ from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
     is_flag,
+    is_number,
     is_said,
     plain_value,
     plain_within,
@@ -117,15 +118,15 @@ def check_flags(
 
 def _or_tensor(value: Any) -> str:
     """What else a number may be, for messages."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return ", or a 0-d tensor in its place if code only computes with it" if number else ""
+    todo = ", or a 0-d tensor in its place if code only computes with it"
+    return todo if is_number(value) else ""
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code behaves with `value` as with one of the values that it had."""
     if not is_said(value):
         return AnyValue.TENSOR in had
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and AnyValue.NUMBER in had:
+    if is_number(value) and AnyValue.NUMBER in had:
         return True
     if not value and None in had:  # a switch that is off, as if left out
         return True
