@@ -53,12 +53,9 @@ def _divide(call: OpCall) -> str:
 def _cast(call: OpCall) -> str:
     if len(call.operands) == 2:  # to.other: the second operand gives only dtype and device
         mine = [f"s{i}" for i in range(len(call.operands[1]))]
-        return f"..., {' '.join(mine)} -> ..." + _if(call.floats(), "0 0+1") + clause("free", mine)
+        linear = " | linear 0 0+1" if call.floats() else ""
+        return f"..., {' '.join(mine)} -> ...{linear}" + clause("free", mine)
     return _pointwise(call, "0" if call.floats() else "")
-
-
-def _if(linear: bool, operands: str) -> str:
-    return f" | linear {operands}" if linear else ""
 
 
 def _where(call: OpCall) -> str:

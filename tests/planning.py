@@ -6,12 +6,18 @@ would only prove again what backtracking finds, in a quarter of the time of such
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
+
+from torch import nn
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.graph.graph import Graph
 from shardwright.planner.search.solution import SolverOptions
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.trace_runs import trace_runs
 
 proven = partial(shardwright.plan, objective="memory")
 """As the command line plans: also for benchmarks, and where a test is about solvers."""
@@ -41,3 +47,10 @@ class Once:
 
 
 ASKED = SolverOptions(objective="memory")
+
+
+def trace(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], more: Sequence[Run] = ()
+) -> Graph:
+    """Return the graph of `module(*args, **kwargs)`, and then of `more` runs of it."""
+    return trace_runs(module, [Run("", args, kwargs), *more])

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 
 from shardwright.planner.blocks.stacks import Stack
-from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.names import grouped, is_within
 from shardwright.planner.graph.graph import Boundary, Graph, Item, Op, made_by, taken_by
 from shardwright.rules.registry import rule_for
 
@@ -236,10 +236,7 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
     Items between two blocks belong to the segment of the second block.
     """
     row = [Segment(stack, place) for place in range(len(stack.picks))]
-    calls: dict[int, list[Item]] = {}
-    for item in graph.timeline():
-        calls.setdefault(item.traced_call, []).append(item)
-    for items in calls.values():
+    for items in grouped((item.traced_call, item) for item in graph.timeline()).values():
         if any(place_of(stack, item.module) is not None for item in items):
             _cut(items, row)
     if not any(segment.items for segment in row):

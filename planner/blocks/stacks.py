@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.planner.contract.names import block_number, is_within
+from shardwright.planner.contract.names import block_number, grouped, is_within
 
 PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
 """Types of attributes that are compared by value."""
@@ -196,12 +196,12 @@ def _configs(root: nn.Module) -> list[Any]:
 
 def holders(root: nn.Module) -> Mapping[int, list[str]]:
     """Map the id of each parameter and buffer to the modules that hold it."""
-    out: dict[int, list[str]] = {}
-    for path, module in root.named_modules(remove_duplicate=False):
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                out.setdefault(id(tensor), []).append(path)
-    return out
+    return grouped(
+        (id(tensor), path)
+        for path, module in root.named_modules(remove_duplicate=False)
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    )
 
 
 def _beyond(owners: Sequence[str], block: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.planner.blocks.fold import Folding, ReadFromAfar, Segment, place_of
 from shardwright.planner.blocks.stacks import condensed
-from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.names import grouped, is_within
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Item, Op, Use
 from shardwright.planner.graph.marks import Names
 
@@ -155,9 +155,8 @@ class _Unfolder:
             path: [_Copy(naming, row[p], block) for block, p in enumerate(naming.places[path])]
             for path, row in self.rows.items()
         }
-        self.copies: dict[int, list[_Copy]] = {}
-        for copy in (c for copies in self.blocks.values() for c in copies):
-            self.copies.setdefault(id(copy.segment), []).append(copy)
+        every = (copy for copies in self.blocks.values() for copy in copies)
+        self.copies = grouped((id(copy.segment), copy) for copy in every)
 
     def run(self) -> Unfolded:
         """Return the unfolded graph."""

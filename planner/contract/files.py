@@ -43,7 +43,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
-def read_json(path: Path, most: int = MOST) -> Any:
+def read_json(path: Path) -> Any:
     """Return the content of the JSON file at `path`.
 
     Raises:
@@ -51,9 +51,9 @@ def read_json(path: Path, most: int = MOST) -> Any:
         ValueError: it is not JSON, or exceeds a limit; the message is one line.
     """
     with path.open("rb") as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
+        content = stream.read(MOST + 1)
+    if len(content) > MOST:
+        raise ValueError(f"it has more than {MOST:,} bytes")
     return parse_json(content)
 
 

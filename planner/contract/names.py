@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 PAGED = "cache"
@@ -75,6 +76,14 @@ def lookup(table: Mapping[str, T], name: str) -> T | None:
     return table.get(name, table.get(pattern(name)))
 
 
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the second of each pair by the first, in order."""
+    out: dict[K, list[T]] = {}
+    for key, value in pairs:
+        out.setdefault(key, []).append(value)
+    return out
+
+
 def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     """Fold `entries` into one per pattern, if all of `names` that fit the pattern have equal ones.
 
@@ -82,11 +91,8 @@ def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
         entries: Values by name.
         names: All names, including names without an entry.
     """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(pattern(name), []).append(name)
     out: dict[str, T] = {}
-    for key, members in groups.items():
+    for key, members in grouped((pattern(name), name) for name in names).items():
         first = entries.get(members[0])
         found = [entries.get(m) for m in members]
         if first is not None and all(x is first or x == first for x in found):

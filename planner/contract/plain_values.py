@@ -53,11 +53,14 @@ def is_said(value: Any) -> bool:
     return is_plain(value) or is_code(value)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether it is an integer or float, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def is_flag(value: Any) -> bool:
     """Return whether a plan can name it, and it is not a number."""
-    return isinstance(value, (bool, Enum)) or (
-        is_said(value) and not isinstance(value, (int, float))
-    )
+    return isinstance(value, Enum) or (is_said(value) and not is_number(value))
 
 
 def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwright.planner.blocks.stacks import Stack, shortened
 from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.block_dedup import DeduplicatedBlocks, duplicate_blocks
 from shardwright.planner.dry_run.local_run import Mismatch, run_local
@@ -67,9 +68,7 @@ class DryRun:
             The first mismatch, or None.
         """
         whole = self.unsharded(every_block)
-        predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-        for module, slot, tensor in self.watched:
-            predicted.setdefault((module, slot), []).append(sizes[tensor])
+        predicted = grouped(((m, slot), sizes[tensor]) for m, slot, tensor in self.watched)
         with shortened(self.root, self.stacks):
             hollow = whole.hollow if whole.left_out else {}
             here = {n for n, _ in self.root.named_modules({*hollow.values()})} | hollow.keys()
@@ -136,10 +135,10 @@ def repeats_of(graph: Graph, traced: Mapping[str, str] | None = None) -> Iterato
 
 def expected_repeats(repeats: Iterable[Repeat], local: Mapping[str, Sizes]) -> Repeats:
     """Return what `call_log.py` records of each repeat, unsharded and with `local` sizes."""
-    found: dict[tuple[str, Numbers], set[Numbers]] = {}
-    for module, (one, other), sizes in repeats:
-        found.setdefault((module, _noted(*sizes)), set()).add(_noted(local[one], local[other]))
-    return found
+    return grouped(
+        ((module, _noted(*sizes)), _noted(local[one], local[other]))
+        for module, (one, other), sizes in repeats
+    )
 
 
 def _noted(before: Sizes, after: Sizes) -> Numbers:

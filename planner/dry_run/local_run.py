@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, in_one_line
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.block_dedup import DeduplicatedBlocks
@@ -70,8 +70,7 @@ def run_local(
             if other is not None:
                 found.append(Mismatch(*other))
         except Exception as error:  # model code may raise anything on unexpected sizes
-            first = str(error).strip().split("\n")[0]
-            text = f"{type(error).__name__}: {first}{place_of(error)}"
+            text = in_one_line(error) + place_of(error)
             found.append(Mismatch(entered[-1] if entered else "", text))
     return found[0] if found else None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.emit.model_blocks import ModelBlocks, prefixes
 from shardwright.planner.emit.redistributions import crossed
 from shardwright.planner.graph.graph import Boundary, Graph, Op
@@ -78,11 +79,11 @@ class Elements:
         """Return module -> the tensors that are redistributed as they enter it and are read."""
         read = {n for op in self.graph.ops for n in op.inputs} | {*self.graph.outputs}
         read |= {b.source for b in self.graph.boundaries}
-        out: dict[str, list[str]] = {}
-        for b in self.graph.boundaries:
-            if b.side == "in" and b.target in read and self.state[b.source] != self.state[b.target]:
-                out.setdefault(b.module, []).append(b.target)
-        return out
+        return grouped(
+            (b.module, b.target)
+            for b in self.graph.boundaries
+            if b.side == "in" and b.target in read and self.state[b.source] != self.state[b.target]
+        )
 
     def _enter(self, module: str) -> None:
         """Add the redistributions at a module's entry, before its first op."""

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.errors import DistributedError, ShardwrightError, in_one_line
 
 GRACE = 5.0
 """Seconds that the other ranks have to report after one has failed: the first rank that notices a
@@ -161,12 +161,12 @@ def _main(
     except ShardwrightError as error:
         pipe.send((False, error))
     except BaseException as error:
-        text = (str(error).strip() or "no message").splitlines()[0]
+        text = in_one_line(error)
         cut_off = "gloo/transport" in text  # the rank at the other end tells why
         if not cut_off:
             traceback.print_exc()
         kind = DistributedError if cut_off else ShardwrightError
-        pipe.send((False, kind(f"rank {rank} failed: {type(error).__name__}: {text}")))
+        pipe.send((False, kind(f"rank {rank} failed: {text}")))
 
 
 def _connect(rank: int, ranks: int, folder: str, backend: str) -> None:

@@ -19,6 +19,7 @@ from shardwright.planner.contract.dims import (
     pieces,
 )
 from shardwright.planner.contract.mesh import TP, Coords
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.picture.weights import Weight
 
@@ -225,10 +226,10 @@ class Sheet:
     def rows(self) -> list[Row]:
         """Return what each rank holds; ranks that hold the same share a row."""
         split = [dim for dim in self.weight.placement.dims if is_split(dim)]
-        found: dict[tuple[str, ...], list[int]] = {}
-        for rank, at in enumerate(self.ranks):
-            held = tuple(text for dim in split for text in _held(dim, at))
-            found.setdefault(held, []).append(rank)
+        found = grouped(
+            (tuple(text for dim in split for text in _held(dim, at)), rank)
+            for rank, at in enumerate(self.ranks)
+        )
         out = []
         for held, ranks in list(found.items())[:LISTED]:
             at = self.ranks[ranks[0]]
@@ -271,10 +272,10 @@ def grain(dim: Dim) -> str:
     return f"{number:,} groups of {after:,}" if after > 1 else ""
 
 
-def spans(ranges: list[Range], most: int = 6) -> str:
+def spans(ranges: list[Range]) -> str:
     """Write ranges in words, one per line: `0–511,` and `4096–4223`."""
-    texts = [f"{a:,}–{b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in ranges[:most]]
-    more = len(ranges) - most
+    texts = [f"{a:,}–{b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in ranges[:6]]
+    more = len(ranges) - 6
     return ",\n".join(texts) + (f"\nand {more:,} more" if more > 0 else "")
 
 

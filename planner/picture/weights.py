@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from math import prod
 
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.contract.names import lookup, pattern
+from shardwright.planner.contract.names import grouped, lookup, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_figures import DrawnItem
@@ -79,9 +78,7 @@ class Weights:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        stored: dict[str, list[str]] = defaultdict(list)
-        for name in plan.model.parameters:
-            stored[name.rpartition(".")[0]].append(name)
+        stored = grouped((name.rpartition(".")[0], name) for name in plan.model.parameters)
         self.found: dict[tuple[int, int], list[Weight]] = {}
         done: set[tuple[int, str]] = set()
         for b, block in enumerate(plan.drawing):

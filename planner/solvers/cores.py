@@ -13,26 +13,26 @@ from math import prod
 
 from shardwright.planner.solvers.problem import Factor, Problem
 
+SECONDS = 30.0
+"""Time limit of each call of CP-SAT. If it runs out, a factor counts as needed."""
 
-def core(
-    problem: Problem, seconds: float = 30.0, seeds: Sequence[Factor] = ()
-) -> list[Factor] | None:
+
+def core(problem: Problem, seeds: Sequence[Factor] = ()) -> list[Factor] | None:
     """Return factors of `problem` that no assignment satisfies together, none of them superfluous.
 
     Args:
         problem: The problem, not presolved: only its original factors mean something to a user.
-        seconds: Time limit of each call of CP-SAT. If it runs out, a factor counts as needed.
         seeds: Factors of `problem` that probably take part in the contradiction.
 
     Returns:
         The factors in their order; None if there is an assignment, or no answer in time.
     """
-    around = (_contradiction(problem, some, seconds) for some in _neighbourhoods(problem, seeds))
+    around = (_contradiction(problem, some) for some in _neighbourhoods(problem, seeds))
     left = next(filter(None, around), None)
     for factor in list(left or ()):
         rest = [f for f in left or () if f is not factor]
         if left is not None and len(rest) < len(left):
-            smaller = _contradiction(problem, rest, seconds)
+            smaller = _contradiction(problem, rest)
             left = left if smaller is None else smaller
     return left
 
@@ -52,9 +52,7 @@ def _neighbourhoods(problem: Problem, seeds: Sequence[Factor]) -> Iterator[list[
     yield problem.factors
 
 
-def _contradiction(
-    problem: Problem, factors: Sequence[Factor], seconds: float
-) -> list[Factor] | None:
+def _contradiction(problem: Problem, factors: Sequence[Factor]) -> list[Factor] | None:
     """Return some factors that cannot hold together; None if all can, or if time ran out."""
     from ortools.sat.python import cp_model  # slow to import, and rarely needed
 
@@ -82,7 +80,7 @@ def _contradiction(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.cp_model_presolve = False  # presolve takes longer than the solve
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_time_in_seconds = SECONDS
     if solver.solve(model) != cp_model.INFEASIBLE:
         return None
     found = set(solver.sufficient_assumptions_for_infeasibility())

@@ -14,6 +14,7 @@ from itertools import combinations, compress
 from operator import add, contains, itemgetter
 from typing import Any
 
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.solvers.problem import (
     CostVector,
     Factor,
@@ -104,10 +105,7 @@ def _one_a_scope(factors: Iterable[Factor]) -> list[Factor]:
 
 def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
     """Remove rows and values without support until nothing changes; False if infeasible."""
-    touching: dict[int, list[int]] = {}
-    for i, factor in enumerate(factors):
-        for v in factor.scope:
-            touching.setdefault(v, []).append(i)
+    touching = grouped((v, i) for i, factor in enumerate(factors) for v in factor.scope)
     if not all(domains) or not all(f.rows for f in factors):
         return False
     queue, waiting = deque(range(len(factors))), set(range(len(factors)))

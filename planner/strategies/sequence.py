@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import grouped, pattern
 from shardwright.planner.graph.axes import ATOM, CONCAT, Axes, Dim, atoms_of, find
 from shardwright.planner.graph.graph import Boundary, Graph
 
@@ -66,9 +66,7 @@ class OpenSequence:
 
     def unfolded(self, tensors: Mapping[str, str], modules: Mapping[str, str]) -> OpenSequence:
         """Return the same for a graph whose tensors and modules are copies of this graph's."""
-        closed: dict[str, list[int]] = {}
-        for name, dim in self.closed:
-            closed.setdefault(name, []).append(dim)
+        closed = grouped(self.closed)
         return OpenSequence(
             self.axes,
             frozenset((copy, d) for copy, n in tensors.items() for d in closed.get(n, ())),

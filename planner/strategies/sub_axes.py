@@ -17,7 +17,7 @@ from functools import cached_property
 from math import gcd, prod
 
 from shardwright.planner.contract.dims import apportioned
-from shardwright.planner.contract.mesh import CP, MOST_SUB_AXES, sub_name
+from shardwright.planner.contract.mesh import CP, MOST_SUB_AXES, TP, sub_name
 from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 
@@ -27,12 +27,11 @@ TOLERATED = 1.1
 
 @dataclass(frozen=True)
 class SubAxes:
-    """The mesh dim `name` as a product of sub-axes of these sizes, major first; and `cp`.
+    """The mesh dim `tp` as a product of sub-axes of these sizes, major first; and `cp`.
 
     With `weights` its ranks hold parts of axes in that ratio, and it has no sub-axes.
     """
 
-    name: str
     sizes: tuple[int, ...]
     cp: int = 1
     weights: tuple[int, ...] = ()
@@ -64,7 +63,7 @@ class SubAxes:
 
     def table(self) -> dict[str, list[int]]:
         """Return the plan's table of sub-axes: the mesh dim with their sizes, if it has several."""
-        return {self.name: list(self.sizes)} if len(self.sizes) > 1 else {}
+        return {TP: list(self.sizes)} if len(self.sizes) > 1 else {}
 
     def size(self, mask: int) -> int:
         """Return the number of ranks along the sub-axes of `mask`."""
@@ -90,15 +89,15 @@ class SubAxes:
         if self.along and mask == self.along:
             return CP
         if mask == self.full:
-            return self.name
-        return sub_name(self.name, [i for i, bit in enumerate(self.bits) if mask & bit])
+            return TP
+        return sub_name(TP, [i for i, bit in enumerate(self.bits) if mask & bit])
 
     def texts(self, mask: int) -> tuple[str, ...]:
         """Return the names of the sub-axes of `mask` as a list; one name for the full mesh dim."""
         if mask & self.along:
             return (CP, *self.texts(mask & ~self.along))
         if mask and mask == self.full:
-            return (self.name,)
+            return (TP,)
         return tuple(self.text(bit) for bit in self.bits if mask & bit)
 
     def prefix(self, ranks: int) -> int:
@@ -115,12 +114,7 @@ def uneven(size: int, ranks: int) -> bool:
 
 
 def find_sub_axes(
-    graph: Graph,
-    axes: Axes,
-    ranks: int,
-    name: str = "tp",
-    cp: int = 1,
-    weights: Sequence[int] = (),
+    graph: Graph, axes: Axes, ranks: int, cp: int = 1, weights: Sequence[int] = ()
 ) -> SubAxes:
     """Return the sub-axes that the axes of the parameters need, with `cp`.
 
@@ -129,7 +123,7 @@ def find_sub_axes(
     each other, the one that more parameters need is taken. With `weights` there are none.
     """
     if weights:
-        return SubAxes(name, (ranks,), cp, tuple(weights))
+        return SubAxes((ranks,), cp, tuple(weights))
     asked: dict[int, int] = {}
     for atom in _leading(graph, axes):
         share = gcd(atom.size, ranks)
@@ -143,7 +137,7 @@ def find_sub_axes(
             chain.append(share)
     chain.sort()
     sizes = tuple(b // a for a, b in zip(chain, chain[1:], strict=False)) or (1,)
-    return SubAxes(name, () if cp > 1 == ranks else sizes, cp)
+    return SubAxes(() if cp > 1 == ranks else sizes, cp)
 
 
 def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.plain_values import FREE
+from shardwright.planner.contract.plain_values import FREE, is_number
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model.source import Source
@@ -157,7 +157,7 @@ def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
 def _numbers(module: nn.Module, run: Run) -> Iterator[str]:
     given = {**dict(zip(argument_names(module.forward), run.args, strict=False)), **run.kwargs}
     for name, value in given.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in FREE:
+        if is_number(value) and name not in FREE:
             yield name
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import inspect
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
-from shardwright.errors import ModelError, ShardwrightError
+from shardwright.errors import ModelError, ShardwrightError, first_line, in_one_line
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
@@ -47,33 +46,19 @@ NESTED = (
 """Advice in errors: if the root does not run on meta, and if its own code depends on data."""
 
 
-def trace(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    more: Sequence[Run] = (),
-) -> Graph:
-    """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
-
-    Use distinct primes for sizes that vary at run time (batch, sequence), so that they differ from
-    sizes of the model.
-
-    Raises:
-        ModelError: the module cannot be traced; the message says why.
-    """
-    return trace_runs(module, [Run("", args, kwargs), *more])
-
-
 def trace_runs(
     module: nn.Module, runs: Sequence[Run], skips: bool = False, settled: bool = False
 ) -> Graph:
-    """Return the graph of several runs of `module`. The first run is a call of the root.
+    """Return the graph of several runs of `module`, which it does not run on data.
+
+    The first run is a call of the root. Sizes that vary at run time (batch, sequence) should be
+    distinct primes, so that they differ from sizes of the model.
 
     With `skips`, skippable code is traced as if it always ran, if that is correct
     (`data_queries/conditional_code.py`). With `settled`, runs that depend on data are refused.
 
     Raises:
-        ModelError: as `trace`.
+        ModelError: the module cannot be traced; the message says why.
     """
     opaque = Opaque(module, skips=skips, settled=settled)
     graph = _traced(module, runs, opaque)
@@ -169,13 +154,10 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     continue
                 if unproven := keeps or (error if isinstance(error, Unproven) else None):
                     raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
-                text = str(error).strip().split("\n")[0][:300]
-                kind = "data-dependent" if needs_data else type(error).__name__
+                needs = f"data-dependent: {first_line(error)}"
+                text = f"{needs if needs_data else in_one_line(error):.300}{place_of(raised)}"
                 todo = IN_A_MODULE if needs_data else ON_META
-                text += place_of(raised)
-                refusal = RunRefused(
-                    f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
-                )
+                refusal = RunRefused(f"cannot trace {type(module).__name__}: {text}; {todo}")
                 refusal.behind = len(runs) - furthest
                 raise refusal from error
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from shardwright.errors import SolverError
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
-from shardwright.planner.graph.graph import ATTENDS, KEEPS, Block, Boundary, Graph, Op, Slot
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Op, Slot
 from shardwright.planner.graph.marks import KINDS, Demand
 from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.cuts import covers
@@ -116,9 +117,7 @@ def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple
 
 def _repeated(graph: Graph, state: Callable[[str], int]) -> Iterator[tuple[Op, int]]:
     """Yield (op, count), with one copy of each block whose tensors are in the same states."""
-    blocks: dict[object, list[Block]] = {}
-    for block in graph.blocks:
-        blocks.setdefault((block.kind, *map(state, block.tensors)), []).append(block)
+    blocks = grouped(((b.kind, *map(state, b.tensors)), b) for b in graph.blocks)
     done = 0
     for block in graph.blocks:
         yield from ((op, 1) for op in graph.ops[done : block.start])

@@ -341,9 +341,7 @@ class ChangeDetection:
         for name in path.split("."):
             module = module._modules.get(name)
             if module is None or _is_replaced(module):
-                break
-        if module is None or _is_replaced(module):
-            return module is not None
+                return module is not None
         return boundary_of(module) is None and type(module) is self.classes[path]
 
     def _compare_ranks(self, replaced: list[tuple[str, nn.Module]]) -> None:

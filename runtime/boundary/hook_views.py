@@ -28,7 +28,7 @@ class HookView(NamedTuple):
     stamp: int | Tensor
 
 
-def note_hook_views(call: PlannedCall | AlwaysPlanned, path: str, shown: Any, model: Any) -> None:
+def note_hook_views(call: PlannedCall, path: str, shown: Any, model: Any) -> None:
     """Note the tensors that a hook saw in place of those that the model continues with."""
     if isinstance(call, AlwaysPlanned) or not call.active or torch.compiler.is_compiling():
         return

@@ -61,14 +61,14 @@ class HookedModule:
 
     def register_forward_hook(self, hook: Hook, *, with_kwargs: bool = False, **how: Any) -> Any:
         """As in torch; the hook sees full tensors."""
-        hook = _forward_hook(hook, with_kwargs)
+        hook = _seeing_full(hook, with_kwargs)
         return super().register_forward_hook(hook, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
 
     def register_forward_pre_hook(
         self, hook: Hook, *, with_kwargs: bool = False, **how: Any
     ) -> Any:
         """As in torch; the hook sees full tensors."""
-        hook = _pre_hook(hook, with_kwargs)
+        hook = _seeing_full(hook, with_kwargs)
         return super().register_forward_pre_hook(hook, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
 
     def _get_backward_hooks(self) -> tuple[list[Hook], list[Hook]]:
@@ -97,10 +97,10 @@ def wrap_hooks(module: Any) -> None:
     """Let forward hooks that `module` had before it was split see full tensors."""
     for key, hook in module._forward_hooks.items():
         with_kwargs = key in module._forward_hooks_with_kwargs
-        module._forward_hooks[key] = _forward_hook(hook, with_kwargs)
+        module._forward_hooks[key] = _seeing_full(hook, with_kwargs)
     for key, hook in module._forward_pre_hooks.items():
         with_kwargs = key in module._forward_pre_hooks_with_kwargs
-        module._forward_pre_hooks[key] = _pre_hook(hook, with_kwargs)
+        module._forward_pre_hooks[key] = _seeing_full(hook, with_kwargs)
 
 
 def _interface(module: Any) -> ModuleInterface | None:
@@ -109,65 +109,48 @@ def _interface(module: Any) -> ModuleInterface | None:
     return state.interface if state.note_call() else None
 
 
-def _forward_hook(hook: Hook, with_kwargs: bool) -> Hook:
+def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
+    """Wrap a forward hook, or a forward pre hook, which is given no output."""
+    if _trusted(hook):
+        return hook
+
     @functools.wraps(hook)
     def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
         state = module._shardwright
         if not state.note_call():
             return hook(module, args, *rest)
-        kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
-        sealed, interface = _caches(state).sealed(args, kwargs, output), state.interface
+        kwargs, output = (rest[0], rest[1:]) if with_kwargs else ({}, rest)
+        around, interface = (args, kwargs), state.interface
+        sealed = _caches(state).sealed(around, output)
         if interface is None:
             with sealed, in_hook(state.call):
                 return hook(module, args, *rest)
         interface.check_alike()
         given = interface.arguments_as(args, kwargs, AROUND, full=True)
-        full = interface.output_as(output, AROUND, full=True)
-        around, more = (args, kwargs), [given[1]] if with_kwargs else []
+        full = [interface.output_as(x, AROUND, full=True) for x in output]
         passed = passed_through(around, output), passed_through(around, output, full)
         unchanged = unchanged_views(interface.path, (around, passed[0]), (given, passed[1]))
         with sealed, unchanged, in_hook(state.call):
-            found = hook(module, given[0], *more, full)
+            found = hook(module, *(given if with_kwargs else given[:1]), *full)
         for x in passed[0]:
             if not any(x is one for _, one in tensors(around)):
                 check_no_gradient_asked(interface.path, x)
-        note_hook_views(state.call, interface.path, given, around)
-        if found is None and not others(output, full):
-            return None
-        found = full if found is None else found
-        part = interface.output_as(found, AROUND, full=False)
+        if output:
+            note_hook_views(state.call, interface.path, given, around)
+            if found is None and not others(output, full):
+                return None
+            found = full[0] if found is None else found
+            part = interface.output_as(found, AROUND, full=False)
+        else:
+            if found is None:
+                found = given
+            elif not with_kwargs:
+                found = found if isinstance(found, tuple) else (found,), {}
+            part = interface.arguments_as(*found, AROUND, full=False)
         note_hook_views(state.call, interface.path, found, part)
-        return part
+        return part if output or with_kwargs else part[0]
 
-    return hook if _trusted(hook) else with_full_tensors
-
-
-def _pre_hook(hook: Hook, with_kwargs: bool) -> Hook:
-    @functools.wraps(hook)
-    def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
-        state = module._shardwright
-        if not state.note_call():
-            return hook(module, args, *rest)
-        kwargs = rest[0] if with_kwargs else {}
-        sealed, interface = _caches(state).sealed(args, kwargs), state.interface
-        if interface is None:
-            with sealed, in_hook(state.call):
-                return hook(module, args, *rest)
-        interface.check_alike()
-        given = interface.arguments_as(args, kwargs, AROUND, full=True)
-        more = [given[1]] if with_kwargs else []
-        unchanged = unchanged_views(interface.path, (args, kwargs), given)
-        with sealed, unchanged, in_hook(state.call):
-            found = hook(module, given[0], *more)
-        if found is None:
-            found = given if with_kwargs else given[0]
-        if not with_kwargs:
-            found = found if isinstance(found, tuple) else (found,), {}
-        part = interface.arguments_as(*found, AROUND, full=False)
-        note_hook_views(state.call, interface.path, found, part)
-        return part if with_kwargs else part[0]
-
-    return hook if _trusted(hook) else with_full_tensors
+    return with_full_tensors
 
 
 def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:

@@ -24,7 +24,7 @@ from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.planner.contract.styles import UNCHANGED
 from shardwright.runtime.boundary.hook_views import check_hook_views
 from shardwright.runtime.boundary.interface import AROUND, WITHIN, ModuleInterface
-from shardwright.runtime.boundary.planned_call import ALWAYS, AlwaysPlanned, PlannedCall
+from shardwright.runtime.boundary.planned_call import ALWAYS, PlannedCall
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.plain_arguments import check_flags
@@ -109,7 +109,7 @@ class ModuleBoundary:
         self.computes_with_full = False
         """Whether the module replaces another: it takes and returns full tensors."""
         self.model: ModelBoundary | None = None
-        self.call: PlannedCall | AlwaysPlanned = ALWAYS
+        self.call: PlannedCall = ALWAYS
         self.was_planned = self.was_direct = False
         """Whether the model has called the module so far, and whether other code has."""
 
@@ -177,11 +177,8 @@ class ModuleBoundary:
     def take_place_of(self, place: ModuleBoundary) -> None:
         """Let this module, which replaces the one of `place`, take and return full tensors."""
         self.computes_with_full, self.changes_tensors = True, False
-        self.model, self.call, self.inputs_from_outer = (
-            place.model,
-            place.call,
-            place.inputs_from_outer,
-        )
+        self.model, self.call = place.model, place.call
+        self.inputs_from_outer = place.inputs_from_outer
         vars(self)["interface"] = place.interface
         self.settle()
 
@@ -328,7 +325,6 @@ class ModuleBoundary:
     ) -> Any:
         """Call the module by itself, with full tensors: values and gradients are full."""
         call, model = self.call, self.model
-        assert isinstance(call, PlannedCall)
         assert model is not None
         check_no_transform()
         compiling = torch.compiler.is_compiling()
@@ -390,7 +386,7 @@ class ModuleBoundary:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the module's code on full tensors; it calls the modules inside directly."""
-        call: Any = self.call
+        call = self.call
         outer, call.active, call.full = (call.active, call.full), False, True
         try:
             return self.code(module, *args, **kwargs)

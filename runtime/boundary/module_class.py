@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.names import grouped
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
@@ -178,7 +179,7 @@ class LocalModule(BoundaryModule):
         called for what a module does not need.
         """
         state = self._shardwright
-        call: Any = state.call
+        call = state.call
         if not call.active:
             if not state.note_call():
                 return state.call_directly(self, args, kwargs)
@@ -340,11 +341,8 @@ def methods_with_local_sizes(original: type, calls: tuple[str, ...]) -> dict[str
     Raises:
         PlanError: the source of a method cannot be read, or does not have one of the calls.
     """
-    methods: dict[str, list[str]] = {}
-    for call in calls:
-        methods.setdefault(call.partition(".")[0], []).append(call)
     found: dict[str, Any] = {}
-    for name, named in methods.items():
+    for name, named in grouped((call.partition(".")[0], call) for call in calls).items():
         method = call_sites.method_of(original, name)
         found[name] = method and call_sites.with_local_sizes(method, named)
         if found[name] is None:

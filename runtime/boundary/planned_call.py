@@ -30,24 +30,23 @@ class PlannedCall(threading.local):
     """The full tensors that hooks saw in this call (`HookView`)."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCall:
-        return memo.setdefault(id(self), PlannedCall())
+        return memo.setdefault(id(self), type(self)())
 
     def __reduce__(self) -> Any:
-        return PlannedCall, ()
+        return type(self), ()
 
 
-class AlwaysPlanned:
-    """Replaces `PlannedCall` for a layer in no split model, which always takes local tensors."""
+class AlwaysPlanned(PlannedCall):
+    """That of a layer in no split model, which always takes local tensors."""
 
     active = True
-    full = in_hook = False
 
 
 ALWAYS = AlwaysPlanned()
 
 
 @contextmanager
-def in_hook(call: PlannedCall | AlwaysPlanned) -> Iterator[None]:
+def in_hook(call: PlannedCall) -> Iterator[None]:
     """Inside, a hook runs: it sees DTensors, and calls modules directly."""
     if isinstance(call, AlwaysPlanned):
         yield

@@ -16,6 +16,7 @@ from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
     is_flag,
+    is_number,
     is_said,
     plain_value,
     plain_within,
@@ -66,11 +67,8 @@ class PlainArguments:
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):
                 now = repr(value) if is_said(value) else f"a {type(value).__name__}"
-                were = " or ".join(
-                    dict.fromkeys(
-                        one.value if isinstance(one, AnyValue) else repr(one) for one in had
-                    )
-                )
+                texts = (one.value if isinstance(one, AnyValue) else repr(one) for one in had)
+                were = " or ".join(dict.fromkeys(texts))
                 raise UsageError(
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
@@ -120,15 +118,15 @@ def check_flags(
 
 def _or_tensor(value: Any) -> str:
     """What else a number may be, for messages."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return ", or a 0-d tensor in its place if code only computes with it" if number else ""
+    todo = ", or a 0-d tensor in its place if code only computes with it"
+    return todo if is_number(value) else ""
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code behaves with `value` as with one of the values that it had."""
     if not is_said(value):
         return AnyValue.TENSOR in had
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and AnyValue.NUMBER in had:
+    if is_number(value) and AnyValue.NUMBER in had:
         return True
     if not value and None in had:  # a switch that is off, as if left out
         return True

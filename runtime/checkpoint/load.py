@@ -12,6 +12,7 @@ from torch import nn
 
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.conversion import Conversions, held
 from shardwright.runtime.checkpoint.names import match_names, model_names
@@ -94,7 +95,7 @@ def load_weights(
         part = held(value, _placement(placements, group_of[name]), coords)
         put(modules, group_of[name], part.to(device, dtype))
     kept = (*names.transient, *(name for name in match.computed if name not in made))
-    for buffers in _together({name: tensors[name] for name in kept}):
+    for buffers in grouped((id(tensors[name]), name) for name in kept).values():
         put(modules, buffers, tensors[buffers[0]].to(device))
     checkpoint.check_unchanged()
     return replace(report, unread=match.unread)
@@ -119,14 +120,6 @@ def put(modules: Mapping[str, nn.Module], names: Iterable[str], tensor: torch.Te
             made = nn.Parameter(tensor.detach(), requires_grad=trained)
             vars(made).update(vars(old))
         module._parameters[leaf] = made
-
-
-def _together(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Group names by the tensor that they share."""
-    out: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        out.setdefault(id(tensor), []).append(name)
-    return list(out.values())
 
 
 def _placement(placements: Mapping[str, Placement], group: tuple[str, ...]) -> Placement | None:

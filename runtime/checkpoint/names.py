@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError
+from shardwright.planner.contract.names import grouped
 from shardwright.runtime.checkpoint.expressions import Expression
 
 Rename = Callable[[str], tuple[str, str | None]]
@@ -59,16 +60,15 @@ class Match:
 
 def model_names(model: nn.Module) -> ModelNames:
     """Collect the names of `model`'s tensors."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
+    found: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     transient = set()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
         if leaf in model.get_submodule(owner)._non_persistent_buffers_set:
             transient.add(name)
         else:
-            groups.setdefault(id(buffer), []).append(name)
+            found.append((name, buffer))
+    groups = grouped((id(tensor), name) for name, tensor in found)
     return ModelNames(
         title=type(model).__name__,
         groups=tuple(map(tuple, groups.values())),
@@ -197,8 +197,8 @@ def _refuse(names: ModelNames, where: str, missing: list[str], surplus: list[str
         )
     if surplus:
         texts.append(
-            f"{'it' if missing else where} holds {_count(len(surplus), 'tensor')} that "
-            f"{names.title} has no place for: {few(surplus)}"
+            f"{'it' if missing else where} holds {len(surplus)} tensor{'s' * (len(surplus) > 1)} "
+            f"that {names.title} has no place for: {few(surplus)}"
         )
     todo = "load it with the class and config that its config.json names"
     if not missing:
@@ -210,12 +210,8 @@ def _any(patterns: Iterable[str], name: str) -> bool:
     return any(re.search(pattern, name) for pattern in patterns)
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def few(names: Iterable[str], count: int = 3) -> str:
-    """Return the first few of `names`, and how many more there are."""
+def few(names: Iterable[str]) -> str:
+    """Return the first three of `names`, and how many more there are."""
     names = list(names)
-    more = len(names) - count
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.dims import Range, local_ranges, resolve
 from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.contract.names import dtype_name
+from shardwright.planner.contract.names import dtype_name, grouped
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.expressions import stored
 from shardwright.runtime.checkpoint.header import Entry
@@ -159,10 +158,8 @@ def _entry(checkpoint: Checkpoint, source: Source) -> Entry:
 
 def _by_file(entries: Mapping[str, Entry]) -> list[list[str]]:
     """Group names by file, in the order in which their tensors are stored."""
-    out: dict[Path, list[str]] = {}
-    for name in sorted(entries, key=lambda n: (entries[n].file, entries[n].offset)):
-        out.setdefault(entries[name].file, []).append(name)
-    return list(out.values())
+    stored = sorted(entries, key=lambda n: (entries[n].file, entries[n].offset))
+    return [*grouped((entries[name].file, name) for name in stored).values()]
 
 
 def _ranges(name: str, item: Wanted, entry: Entry, coords: Coords) -> Ranges:

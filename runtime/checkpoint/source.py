@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.errors import CheckpointError, first_line
+from shardwright.errors import CheckpointError, first_line, in_one_line
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.checkpoint.header import Entry, read_header
 from shardwright.runtime.checkpoint.mapped import StoredFile
@@ -287,7 +287,7 @@ def _download(model_id: str, hub: Hub) -> Path:
         why = first_line(error).rstrip(". ")
         why = f"{why}. If you meant a directory, there is none of that name here"
     except Exception as error:  # the hub's HTTP client has its own exceptions
-        why = f"{type(error).__name__}: {first_line(error).rstrip('. ')}."
+        why = f"{in_one_line(error).rstrip('. ')}."
     else:
         return directory
     raise CheckpointError(f"cannot fetch {model_id} from the Hugging Face Hub: {why}")

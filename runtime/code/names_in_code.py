@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.planner.contract.names import grouped
+
 NOT_MODELS = (
     *("torch.", "builtins.", "shardwright.", "transformers.modeling_utils."),
     *("transformers.generation.", "transformers.integrations.", "transformers.utils."),
@@ -31,9 +33,7 @@ class ReadNames:
     def __init__(self, model: nn.Module) -> None:
         functions = [*_functions(model)]
         self.names = frozenset(names_in(f.__code__ for f in functions))
-        of: dict[str, list[FunctionType]] = {}
-        for function in (*functions, *_of_torch(model)):
-            of.setdefault(function.__name__, []).append(function)
+        of = grouped((f.__name__, f) for f in (*functions, *_of_torch(model)))
         self.in_forwards = frozenset(_reached(of, {"forward", "__call__", "__getattr__"}))
 
 
@@ -42,10 +42,8 @@ def names_it_reads(module: nn.Module) -> set[str]:
 
     What a forward of a module in it reads is left out.
     """
-    of: dict[str, list[FunctionType]] = {}
-    for function in _methods(type(m) for m in module.modules()):
-        if function.__name__ not in ("forward", "__call__"):
-            of.setdefault(function.__name__, []).append(function)
+    functions = _methods(type(m) for m in module.modules())
+    of = grouped((f.__name__, f) for f in functions if f.__name__ not in ("forward", "__call__"))
     own = {*names_in(f.__code__ for f in _methods([type(module)]))}
     return own | _reached(of, own)
 

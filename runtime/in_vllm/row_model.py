@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, in_one_line
 from shardwright.runtime.in_vllm.attention import (
     KIND,
     Attends,
@@ -102,8 +102,9 @@ class RowModel:
                 row = self.hidden(both, torch.cat(requests), torch.cat(places))
                 found = self.logits(row).split(LENGTHS)
             except Exception as error:  # whatever its code raises that was not made for it
-                text = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise UsageError(f"{name} cannot take requests in one row: {text:.200}") from error
+                raise UsageError(
+                    f"{name} cannot take requests in one row: {in_one_line(error):.200}"
+                ) from error
         if not all(map(_near, found, own)):
             raise UsageError(
                 f"{name} computes other logits for requests in one row, as vLLM gives them: its "

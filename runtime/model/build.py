@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.errors import ModelError, UsageError, first_line
+from shardwright.errors import ModelError, UsageError, first_line, in_one_line
 from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import PackageConfig, default_dtype
@@ -255,11 +255,10 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
     except ModelError:
         raise
     except Exception as error:  # the model's code may raise anything
-        text = (str(error).strip() or "no message").splitlines()[0]
         what = f"cannot build a {cls.__name__} of this config"
         if "trust_remote_code" in str(error) and (named := code_named_in(config)):
             where = ", ".join(named)
             raise ModelError(f"{what}: it names code of its own ({where}), {ASK}") from None
-        raise ModelError(f"{what}: {type(error).__name__}: {text:.300}") from error
+        raise ModelError(f"{what}: {in_one_line(error):.300}") from error
     finally:
         handle.remove()

@@ -17,6 +17,7 @@ from torch import nn
 
 from shardwright.errors import PlanError, PluginError
 from shardwright.planner.contract.mesh import CP, TP
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
@@ -177,10 +178,7 @@ def calls_super(cls: type) -> bool:
 
 
 def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:
-    out: dict[str, list[Redistribution]] = {}
-    for change in changes:
-        out.setdefault(change.slot, []).append(change)
-    return out
+    return grouped((change.slot, change) for change in changes)
 
 
 def _reshards(

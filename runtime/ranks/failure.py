@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, first_line
 from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.peers import Roll
 
@@ -52,9 +52,8 @@ def lost(what: str, error: Exception, roll: Roll, among: Sequence[int]) -> Distr
 
 def short(error: BaseException) -> str:
     """Return the first sentence of a torch error."""
-    text = (str(error).strip() or "no message").splitlines()[0]
     # gloo's messages begin with a source location and end with advice
-    return re.sub(r"^\[[^\]]*\]\s*", "", text).split(". ")[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", first_line(error)).split(". ")[0]
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -20,6 +20,8 @@ from ctypes import c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from shardwright.errors import first_line
+
 SOURCE = Path(__file__).with_name("collectives.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
@@ -65,7 +67,7 @@ def library() -> ctypes.CDLL:
             _compile(file)
             return _loaded(file)
     except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
-        raise UnavailableError(str(error).strip().splitlines()[0]) from error
+        raise UnavailableError(first_line(error)) from error
 
 
 def _loaded(file: Path) -> ctypes.CDLL:

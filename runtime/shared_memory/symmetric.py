@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardwright.errors import first_line
 from shardwright.runtime.ranks.agreement import gather
 from shardwright.runtime.ranks.failure import named
 
@@ -122,7 +123,7 @@ def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | No
     try:
         memory = _shared(group, device)
     except RuntimeError as error:
-        failure = str(error) or type(error).__name__
+        failure = first_line(error)
     failure = next(filter(None, gather("sharing GPU memory", failure, group, str | None)), None)
     if memory is None or failure is not None:
         LOG.info("%s sum by their backend: %s", ranks, failure)

@@ -356,10 +356,10 @@ def spec_of(local: Tensor, shape: Sequence[int], spec: DTensorSpec) -> DTensorSp
     return DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
 
 
-def _dense(shape: Sequence[int], like: Tensor | None = None) -> tuple[int, ...]:
+def _dense(shape: Sequence[int], like: Tensor) -> tuple[int, ...]:
     """The strides of a dense tensor of `shape` whose dims are in memory in the order of `like`."""
     order = list(range(len(shape)))
-    if like is not None and not like.is_contiguous():
+    if not like.is_contiguous():
         order.sort(key=lambda d: -like.stride(d))
     out, step = [0] * len(shape), 1
     for dim in reversed(order):

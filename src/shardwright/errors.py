@@ -19,6 +19,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return an error's class and the first line of its message, if it has one."""
+    name, text = type(error).__name__, first_line(error)
+    return name if text == name else f"{name}: {text}"
+
+
 class ShardwrightError(Exception):
     """Root of all errors that are the user's to mend; the command line prints it as one line."""
 

@@ -25,11 +25,11 @@ from shardwright.planner.graph.axes import (
 )
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import cuts
-from shardwright.planner.trace.trace_runs import trace
 from tests import planning
 from tests.planner.equal import assert_equal, ids, planned
 from tests.planner.mlps import WIDTH, GatedByNumbers, GatedBySteps, Mlp, Shuffled
 from tests.planner.modules import HEAD, HEADS, Attention, Fused, Grouped, Language
+from tests.planning import trace
 
 
 def refined(

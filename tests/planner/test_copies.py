@@ -16,10 +16,10 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.strategies.states import States
-from shardwright.planner.trace.trace_runs import trace
 from shardwright.runtime.communication import collectives
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.reshard import Reshard
+from tests.planning import trace
 
 WIDTH, RANKS = 32, 2
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.planner.trace.data_queries.conditional_code import Refused, loop_over_rows
-from shardwright.planner.trace.trace_runs import trace
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.test_data_numbers import Around, split
+from tests.planning import trace
 
 EXPERTS, HIDDEN, CHOSEN = 5, 24, 2
 

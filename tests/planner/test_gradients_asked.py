@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, is_grad_enabled, nn
 
-from shardwright.planner.trace.trace_runs import trace
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import features, planned, randomize
+from tests.planning import trace
 from tests.ranks import run_ranks
 
 WIDTH, INNER = 12, 24

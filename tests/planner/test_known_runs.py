@@ -17,7 +17,7 @@ from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run, RunRefused
 from shardwright.planner.trace.runs.training_runs import in_training
-from shardwright.planner.trace.trace_runs import trace
+from tests.planning import trace
 
 RUNS = [Run("", (), {"x": 1}), Run("", (), {"x": 1, "y": 2})]
 

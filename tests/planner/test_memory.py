@@ -26,9 +26,8 @@ from shardwright.planner.problem.optimize import Optimum, OverBudget
 from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.model.source import read_source
-from shardwright.planner.trace.trace_runs import trace
 from tests import zoo
-from tests.planning import plan
+from tests.planning import plan, trace
 
 B, S = 2, 64
 NAMES = ("llama", "gpt2", "gemma2", "falcon", "qwen3_moe", "bloom", "deepseek_v3")

@@ -18,9 +18,9 @@ from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.op_strategies import Strategy
 from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.strategies.states import States
-from shardwright.planner.trace.trace_runs import trace
 from tests.planner.mlps import Mlp
 from tests.planner.modules import Grouped
+from tests.planning import trace
 
 B, S = 2, 100
 

@@ -12,7 +12,7 @@ from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.redistribute import steps
 from shardwright.planner.strategies.state import kind_on
 from shardwright.planner.strategies.states import States
-from shardwright.planner.trace.trace_runs import trace
+from tests.planning import trace
 
 
 class Heads(nn.Module):

@@ -15,7 +15,6 @@ from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.sizes.expressions import attributes_of, evaluate, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
-from shardwright.planner.trace.trace_runs import trace
 from tests import planning
 from tests.planner.equal import assert_equal
 from tests.planner.mlps import WIDTH, InverseSize
@@ -27,6 +26,7 @@ from tests.planner.modules import (
     LiteralHeads,
 )
 from tests.planner.test_trace import features, traced  # noqa
+from tests.planning import trace
 
 # --- where sizes come from
 

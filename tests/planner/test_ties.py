@@ -1,4 +1,4 @@
-"""The graph for networkx, and the chains of ops that tie parameters together."""
+"""What tensors come from, and the chains of ops that tie parameters together."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 from torch import nn
 
-from shardwright.planner.graph.as_networkx import as_networkx, sources
+from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.graph.graph import Op
 from shardwright.planner.graph.ties import Place, ties
@@ -35,30 +35,7 @@ def chain(it: Refined, one: Place, other: Place) -> list[str]:
     return [f"{op.call.op} {op.module}".strip() for op in found]
 
 
-# --- the graph for networkx
-
-
-def test_all_of_the_graph_is_there() -> None:
-    graph = refined(Mlp).graph
-    flow = as_networkx(graph)
-    kinds = [data["kind"] for _, data in flow.nodes(data=True)]
-    counts = [len(x) for x in (graph.tensors, graph.uses, graph.ops, graph.boundaries)]
-    assert [kinds.count(k) for k in ("tensor", "use", "op", "boundary")] == counts
-    assert nx.is_directed_acyclic_graph(flow)
-    for op in graph.ops:
-        node = "op", op.name
-        found = flow.nodes[node]
-        assert (found["call"], found["module"]) == (op.call.op, op.module)
-        assert found["source"] == op.source and ".py:" in op.source
-        assert {*flow.predecessors(node)} == {*op.inputs}
-        assert {*flow.successors(node)} == {*op.outputs}
-
-
-def test_a_parameter_leads_to_the_output() -> None:
-    graph = refined(Mlp).graph
-    flow = as_networkx(graph)
-    assert all(nx.has_path(flow, u.stored, graph.outputs[0]) for u in graph.uses)
-    assert not nx.has_path(flow, graph.outputs[0], graph.inputs[0])
+# --- sources
 
 
 def test_sources_are_chains() -> None:

@@ -18,7 +18,6 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.model.source import from_config
 from shardwright.planner.trace.record import boundaries as boundaries
 from shardwright.planner.trace.sizes.expressions import attributes_of
-from shardwright.planner.trace.trace_runs import trace
 from tests import planning
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
 from tests.planner.modules import (
@@ -27,6 +26,7 @@ from tests.planner.modules import (
     Fused,
     Language,
 )
+from tests.planning import trace
 
 
 def traced(module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Graph:

@@ -20,7 +20,7 @@ from shardwright.planner.solvers.presolve import Presolved, presolve
 from shardwright.planner.solvers.problem import CostVector, Factor, Problem
 from shardwright.planner.strategies.state import State
 from shardwright.planner.strategies.states import States
-from shardwright.planner.trace.trace_runs import trace
+from tests.planning import trace
 
 D, H, WORDS = 64, 128, 101
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.planner.contract.names import is_within, pattern
+from shardwright.planner.contract.names import grouped, is_within, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.styles import (
@@ -144,10 +144,9 @@ def _aliases(table: Table, model: nn.Module) -> Table:
     if not table:
         return {}
     styles = read(table, model).parameters
-    named: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        named.setdefault(id(parameter), []).append(name)
-    shapes = {n: len(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+    parameters = [*model.named_parameters(remove_duplicate=False)]
+    named = grouped((id(parameter), name) for name, parameter in parameters)
+    shapes = {name: len(parameter.shape) for name, parameter in parameters}
     out: Table = {}
     for names in named.values():
         styled = [n for n in names if n in styles]

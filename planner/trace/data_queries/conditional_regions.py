@@ -10,7 +10,7 @@ some of them may run alone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,10 +168,10 @@ def known(value: Any) -> bool:
 
 def changed(
     calls: Sequence[Any],
-    regions: Collection[Region],
+    regions: Sequence[Region],
     replaced: Sequence[tuple[Tensor, Tensor]],
     results: Iterable[Tensor],
-    has_value: Callable[[Tensor], bool] = lambda tensor: False,
+    values: Container[Tensor],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the tensors that passes change, before and after each change.
 
@@ -180,7 +180,7 @@ def changed(
         regions: The regions of these calls.
         replaced: Tensors after and before an in-place change.
         results: Tensors that are read after all calls.
-        has_value: Returns whether the value of a tensor is known without data.
+        values: Tensors whose values are known without data, beside those that code states.
 
     Raises:
         NeedsData: another result of a pass is read outside of it, or a changed tensor has a known
@@ -210,7 +210,8 @@ def changed(
 
         was_before = {**was, **{id(one(now)): one(before) for before, now in region.rebound}}
         for now, before in replaced:
-            if 0 <= made_in(one(now)) != made_in(one(before)) and has_value(now):
+            apart = 0 <= made_in(one(now)) != made_in(one(before))
+            if apart and (known(now) or now in values):
                 raise NeedsData("passes of a loop over data change what has a value without data")
         read = {id(t): t for at, t in readers if 0 <= made_in(t) != region.pass_of(at)}
         for tensor in read.values():

@@ -8,7 +8,7 @@ the values are those for the traced inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -47,7 +47,7 @@ if it is given no sizes. Of an index there are none here: its bounds have facts 
 class KnownValues:
     """The known values of fake tensors; tensors that are created within `fakes` are fake."""
 
-    def __init__(self, fakes: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(self, fakes: AbstractContextManager[Any]) -> None:
         self._values = WeakIdKeyDictionary()
         self._ids = set[int]()
         """Ids of all tensors that ever had a value: a fast test, because most tensors have none."""
@@ -57,7 +57,7 @@ class KnownValues:
         """Tensors whose values may be others for other example inputs, by their values or sizes."""
         self.looked: Callable[[], None] = lambda: None
         """Called where code may do something else for other such values."""
-        self._fakes = fakes or nullcontext()
+        self._fakes = fakes
 
     def result(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]

@@ -65,12 +65,12 @@ def parsed(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def own(body: Iterable[ast.AST], without: tuple[type[ast.AST], ...] = NESTED) -> Iterator[ast.AST]:
-    """Yield all nodes of some statements, without nodes of the kinds `without` and their parts."""
+def own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield all nodes of some statements, without functions in them."""
     for node in body:
-        if not isinstance(node, without):
+        if not isinstance(node, NESTED):
             yield node
-            yield from own(ast.iter_child_nodes(node), without)
+            yield from own(ast.iter_child_nodes(node))
 
 
 def is_at(node: ast.AST, line: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import UsageError, first_line
+from shardwright.errors import UsageError, first_line, in_one_line
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional arguments, and arguments by name, of a call."""
@@ -40,16 +40,13 @@ def made(name: str) -> Any:
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise UsageError(f"cannot find {name}: {first_line(error)}") from error
     except (Exception, SystemExit) as error:  # any exception of user code in an import
-        kind = type(error).__name__
-        raise UsageError(
-            f"cannot import {home or 'nothing'}: {kind}: {first_line(error)}"
-        ) from error
+        raise UsageError(f"cannot import {home or 'nothing'}: {in_one_line(error)}") from error
     if not callable(found) or isinstance(found, nn.Module):
         return found
     try:
         return found()
     except Exception as error:  # any exception of user code
-        raise UsageError(f"{name}() raised {type(error).__name__}: {first_line(error)}") from error
+        raise UsageError(f"{name}() raised {in_one_line(error)}") from error
 
 
 def inputs(name: str) -> Calls:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from shardwright.errors import in_one_line
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import FailsOnMadeUpData, NeedsData
 from shardwright.planner.trace.data_queries.known_values import on_data
@@ -207,10 +208,8 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
             torch.default_generator.manual_seed(seed)  # so that plans do not depend on its state
             found, out = tree_flatten(real(*args, **kwargs))
     except Exception as error:  # any exception of model code
-        text = str(error).strip().split("\n")[0][:200]
         raise FailsOnMadeUpData(
-            f"its results depend on data, and on made-up data it fails: "
-            f"{type(error).__name__}: {text}"
+            f"its results depend on data, and on made-up data it fails: {in_one_line(error):.200}"
         ) from error
     if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
         raise NeedsData("it changes what it is given, or keeps something")

@@ -18,7 +18,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
-from shardwright.planner.trace.data_queries.conditional_regions import changed, inner, known
+from shardwright.planner.trace.data_queries.conditional_regions import changed, inner
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
@@ -43,8 +43,8 @@ def record(
     runs: Sequence[Run],
     entered: CallStack,
     opaque: Opaque,
-    exported: bool = True,
-    numbers: KeptNumbers | None = None,
+    exported: bool,
+    numbers: KeptNumbers,
 ) -> Record:
     """Record `runs` of the root of `top`, one after the other. All tensors are on meta.
 
@@ -72,7 +72,7 @@ class _Recording:
         runs: Sequence[Run],
         entered: CallStack,
         recorder: Recorder,
-        numbers: KeptNumbers | None,
+        numbers: KeptNumbers,
     ) -> None:
         self.module, self.runs, self.entered, self.recorder = top.root, runs, entered, recorder
         self.functional = Functional(entered)
@@ -84,9 +84,7 @@ class _Recording:
             recorder.known.keep(tensor, value, fixed=False)
         self.states = States(self.module, self.functional.aliases)
         keeps = any(run.again for run in runs)
-        self.kept = KeptState(
-            self.module, entered, numbers or KeptNumbers(), keeps, lambda: len(recorder.calls)
-        )
+        self.kept = KeptState(self.module, entered, numbers, keeps, lambda: len(recorder.calls))
         self.results: list[list[tuple[str, torch.Tensor]]] = []
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
         self.returned: list[torch.Tensor] = []
@@ -122,10 +120,8 @@ class _Recording:
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()
             results = [*out.outputs, *out.written.values()]
-            has_value = lambda t: known(t) or t in recorder.known  # noqa: E731
-            out.changed_in_regions = [
-                *changed(out.calls, out.regions, out.replaced, results, has_value)
-            ]
+            changes = changed(out.calls, out.regions, out.replaced, results, recorder.known)
+            out.changed_in_regions = [*changes]
             self._note_reads(out)
             recorder.forget()
             return out

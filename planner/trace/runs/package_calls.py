@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ def package_calls(module: nn.Module) -> list[Inputs]:
     """
     if is_of_diffusers(module):
         return _denoised(module)
-    return [next(_pictures(module))] if is_of_timm(module) else []
+    return [_pictures(module)] if is_of_timm(module) else []
 
 
 def _denoised(module: nn.Module) -> list[Inputs]:
@@ -53,8 +52,8 @@ def _text(value: Any) -> str:
     return str([*value.shape]) if isinstance(value, torch.Tensor) else str(value)
 
 
-def _pictures(module: nn.Module) -> Iterator[Inputs]:
-    """Yield pictures of the size that timm says, or of the usual one.
+def _pictures(module: nn.Module) -> Inputs:
+    """Return pictures of the size that timm says, or of the usual one.
 
     Raises:
         ModelError: the model runs with neither.
@@ -67,7 +66,7 @@ def _pictures(module: nn.Module) -> Iterator[Inputs]:
     for size in dict.fromkeys((said, USUAL)):
         inputs = {name: at.floats(TRACE_BATCH, *size)}
         if trials.attempt(Run("", (), inputs)) is not Trial.FAILS:
-            yield inputs
+            return inputs
     raise ModelError(
         f"{type(module).__name__} does not run with pictures of {[*said]}: give example inputs, as "
         "--inputs FILE.py:FUNCTION or args"

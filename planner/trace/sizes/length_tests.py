@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.trace.data_queries.model_code import (
     answer_that_goes_on,
     is_plumbing,
@@ -90,9 +91,8 @@ class LengthTests:
             raises = any(answer_that_goes_on(code.co_filename, n) is not None for n in lines)
             if raises or harmless_at(code, at, self._names[code, at]):
                 continue
-            outcomes: dict[Any, set[bool]] = {}  # a shape is compared length by length
-            for test in tests:
-                outcomes.setdefault(_number(test), set()).add(test.outcome)
-            out += [test for test in tests if len(outcomes[_number(test)]) == 1]
+            # A shape is compared length by length.
+            outcomes = grouped((_number(test), test.outcome) for test in tests)
+            out += [test for test in tests if len({*outcomes[_number(test)]}) == 1]
         self._names.clear()
         return out

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.contract.plain_values import is_plain
+from shardwright.planner.contract.plain_values import is_number, is_plain
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.queries.opaque_ints import Hidden
 from shardwright.planner.trace.sizes.provenance import SourcedInt
@@ -84,10 +84,9 @@ def like(one: Any, other: Any) -> bool:
     return objects or same(one, other)
 
 
-def is_number(look: Any) -> bool:
+def is_one_number(look: Any) -> bool:
     """Return whether a look saw exactly one integer or float."""
-    one = look[0][1] if look and len(look) == 1 else None
-    return isinstance(one, (int, float)) and not isinstance(one, bool)
+    return bool(look) and len(look) == 1 and is_number(look[0][1])
 
 
 def plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ from shardwright.planner.trace.state.attribute_reads import (
     Look,
     Place,
     alike,
-    is_number,
+    is_one_number,
     like,
     look,
     plain,
@@ -234,17 +234,21 @@ class KeptState:
             found = [m.before for m in self._made if m.plain and m.training is training]
             unlike = min((self._unlike(after, each) for each in found), key=len)
             for place in unlike:
-                if not (is_number(after.get(place)) and self._is_count(place)):
+                if not (is_one_number(after.get(place)) and self._is_count(place)):
                     raise self._keeps(place)
             self.numbers.are_in({*unlike})
 
     def _is_count(self, place: Place) -> bool:
         """Return whether all runs found a single number there."""
-        return all(is_number(m.before.get(place)) for m in self._made)
+        return all(is_one_number(m.before.get(place)) for m in self._made)
 
     def _unlike(self, one: Look, other: Look) -> list[Place]:
         """Return the attributes that code reads and that differ between two looks."""
-        free = {p for p in self.numbers.places if is_number(one.get(p)) and is_number(other.get(p))}
+        free = {
+            p
+            for p in self.numbers.places
+            if is_one_number(one.get(p)) and is_one_number(other.get(p))
+        }
         places = sorted(self.read - free)
         return [p for p in places if not alike(one.get(p), other.get(p), like)]
 

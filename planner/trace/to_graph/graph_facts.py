@@ -9,6 +9,7 @@ from dataclasses import replace
 import networkx as nx
 from torch import nn
 
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Op, SizeArgument, Slot
 from shardwright.planner.graph.views import is_view
@@ -134,9 +135,7 @@ def handed_out(graph: Graph) -> set[Key]:
     Hidden states are replicated already, so no reshard is needed there.
     """
     read = {name for op in graph.ops for name in op.inputs}
-    inside: dict[str, list[Boundary]] = {}
-    for boundary in graph.boundaries:
-        inside.setdefault(boundary.source, []).append(boundary)
+    inside = grouped((b.source, b) for b in graph.boundaries)
     shown: dict[str, bool] = {}
     for b in reversed(graph.boundaries):
         later = inside.get(b.target, [])

@@ -33,14 +33,13 @@ def calls_of(
     root: nn.Module,
     runs: Sequence[Run],
     opaque: Opaque,
-    change: Callable[[nn.Module], None] = lambda module: None,
-    hollow: Hollow | None = None,
+    change: Callable[[nn.Module], None],
+    hollow: Hollow,
 ) -> Calls | None:
     """Return the calls of each module's code in `runs` of a copy of `root`; None if it fails.
 
     `change` is applied to the copy first. Modules in `hollow` are copied without contents.
     """
-    hollow = hollow or Hollow()
     with duplicated(root, hollow) as module:
         split_by_heads(module)  # before `follow` looks at its forwards
         change(module)
