@@ -12,7 +12,15 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.dims import MOST_PIECES, Atom, Dim, Product, atoms, pieces
+from shardwright.planner.contract.dims import (
+    MOST_PIECES,
+    Atom,
+    Dim,
+    Product,
+    atoms,
+    experts_of_ranks,
+    pieces,
+)
 from shardwright.planner.contract.lengths import parsed
 from shardwright.planner.contract.mesh import (
     CP,
@@ -202,16 +210,22 @@ def _check_dispatch(module: ModulePlan, around: Dispatch | None, coords: Coords)
         _need(EP in coords, f"tokens travel, and the mesh has no dim '{EP}'")
         told = module.dispatch.experts is None, module.dispatch.weights is None
         _need(len({*told}) == 1, "tokens have experts, or weights, and not both")
-    experts = None if around is None else Atom(around.count, EP)
     texts = [t for e in module.parameters.values() for t in (e.placement, e.use) if t is not None]
     dims = [dim for text in (*texts, *module.attributes.values()) for dim in parse(text).dims]
     over = [dim for dim in dims if any(atom.mesh == EP for atom in atoms(dim))]
     for dim in over:
         first, *others = dim.factors if isinstance(dim, Product) else (dim,)
-        held = experts is not None and first == experts and EP not in {
+        held = around is not None and _is_of_experts(first, around.count, coords) and EP not in {
             atom.mesh for other in others for atom in atoms(other)
         }  # fmt: skip
         _need(held, f"'{dim}' is not the dim of the experts to which tokens travel")
+
+
+def _is_of_experts(dim: Dim, count: int, coords: Coords) -> bool:
+    """Return whether a dim is that of all experts, or of the first, as their ranks hold them."""
+    if not isinstance(dim, Atom) or dim.size is None or not dim.size <= count:
+        return False
+    return dim == experts_of_ranks(dim.size, count, coords.get(EP, (0, 1))[1])
 
 
 def _check_spread(plan: Plan, name: str) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from math import prod
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.mesh import EP, Coords
 
 Range = tuple[int, int]
 """Half-open range of indices."""
@@ -60,10 +60,18 @@ class Atom:
         if self.mesh is None:
             return 0, self.size
         rank, ranks = coords[self.mesh]
-        if not self.shares:
+        if not self.shares or ranks == 1:  # of a dry run, as if one rank had all experts
             return shard_range(self.size, rank, ranks)
         start = sum(self.shares[:rank])
         return start, start + self.shares[rank]
+
+
+def experts_of_ranks(first: int, count: int, ranks: int) -> Atom:
+    """Return the axis of the first of `count` experts, which ranks of ep share out."""
+    if first == count:
+        return Atom(count, EP)
+    ends = [min(first, shard_range(count, rank, ranks)[1]) for rank in range(ranks)]
+    return Atom(first, EP, tuple(b - a for a, b in pairwise((0, *ends))))
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,13 @@ class RandomNumbers(Part):
     )
 
 
-class Dispatch(Part):
+class Dispatch(SparsePart):
     """How a mixture's tokens travel to the ranks of `ep` that hold their experts, and back.
 
     Each slot names an argument of the module's `forward`.
     """
+
+    optional = frozenset({"columns"})
 
     tokens: str = Field(description="the hidden states, of which each row is a token")
     experts: str | None = Field(
@@ -113,6 +115,13 @@ class Dispatch(Part):
     )
     weights: str | None = Field(default=None, description="how much each of them counts, likewise")
     count: int = Field(ge=2, le=LARGEST, description="experts of the module")
+    columns: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="experts that the code is told of each token that has come: 2 if it fails with "
+        "1, and the second is the first again, with weight 0; left out if 1",
+    )
 
 
 class ModulePlan(SparsePart):

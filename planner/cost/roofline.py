@@ -35,12 +35,10 @@ class OpCosts:
         self.speed = sizes.workload.speed
 
     @cached_property
-    def of_experts(self) -> frozenset[str]:
-        """Modules whose code computes with experts that are spread over ranks."""
+    def of_experts(self) -> dict[str, int]:
+        """Modules that compute with experts that are spread -> how often for each token."""
         spread = self.sizes.spread
-        return frozenset(
-            op.module for op in self.graph.ops if not spread.keys().isdisjoint(op.inputs)
-        )
+        return {op.module: spread[n][2] for op in self.graph.ops for n in op.inputs if n in spread}
 
     def compute(self, op: Op, strategy: Strategy) -> int:
         """Return the nanoseconds of `op` in `strategy` on one rank, in all passes."""
@@ -55,7 +53,7 @@ class OpCosts:
         factor = (3 if trained else 1) + again
         flops, traffic = self.flops(op, strategy, run), self.traffic(op, strategy, run)
         if op.module in self.of_experts:
-            most = self.sizes.workload.imbalance
+            most = self.sizes.workload.imbalance * self.of_experts[op.module]
             flops, traffic = int(flops * most), int(traffic * most)
         dtype = dtype_name(op.call.result_dtypes[0])
         time = self.device.compute(factor * flops, factor * traffic, dtype, factor)

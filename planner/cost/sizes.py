@@ -135,15 +135,16 @@ class TensorSizes:
         return size // max(rows, 1) * -(-rows // self.workload.replicas)
 
     @cached_property
-    def spread(self) -> dict[str, int]:
-        """Parameters whose experts are spread over ranks, and views of them -> all experts."""
+    def spread(self) -> dict[str, tuple[int, int, int]]:
+        """The values of marks for parameters whose experts are spread, and views of these."""
         return dict(self.graph.marks.spread_experts)
 
     def of_own_experts(self, name: str, size: int) -> int:
         """Return the bytes of tensor `name` on the rank of `ep` that has most of its experts."""
-        if (count := self.spread.get(name)) is None:
+        if (experts := self.spread.get(name)) is None:
             return size
-        return size // count * -(-count // self.workload.spread)
+        first, count, _ = experts
+        return size // first * min(first, -(-count // self.workload.spread))
 
     def _measure(
         self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None

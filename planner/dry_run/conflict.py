@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.dry_run.local_sizes import Unsolvable
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.state import Shards
+from shardwright.planner.trace.sizes.expressions import Expression
 
 Splits = frozenset[tuple[str, Shards]]
 
@@ -31,8 +33,8 @@ def of_size(
 ) -> Conflict | None:
     """Return the conflict at a size that no attributes give; None if nothing is sharded there.
 
-    Failures at the same line of similar modules are forbidden together. Otherwise blocks that could
-    not be folded would fail one after the other.
+    Failures of the same code, in similar modules, are forbidden together. Otherwise blocks that
+    could not be folded would fail one after the other.
     """
     graph = layouts.graph
     producers = graph.producers()
@@ -41,8 +43,7 @@ def of_size(
     if not near:
         return of_module(op.module if op else "", str(unsolvable), layouts, earlier)
     for more in unsolvable.more:
-        other = producers.get(more.size.tensor)
-        if op and other and _line(op) == _line(other):
+        if _code(producers, more) == _code(producers, unsolvable):
             near |= _near_size(graph, layouts, more)
     return Conflict(near, str(unsolvable))
 
@@ -104,9 +105,23 @@ def _gathered(graph: Graph, layouts: Layouts, names: set[str]) -> Splits:
     )
 
 
-def _line(op: Op) -> tuple[str, str]:
-    """Return the source line of an op and its module, without block numbers."""
-    return op.source, pattern(op.module)
+def _code(producers: Mapping[str, Op], failure: Unsolvable) -> tuple[Any, ...]:
+    """Return the source line of an op and its module, without block numbers.
+
+    Of a tensor that enters or leaves a module, it is what the size was computed from.
+    """
+    size = failure.size
+    if (op := producers.get(size.tensor)) is not None:
+        return op.source, pattern(op.module)
+    return size.dim, size.bound, _without_modules(size.expression)
+
+
+def _without_modules(expression: Expression) -> Expression:
+    """Return an expression without the numbers of its reads and the modules of its attributes."""
+    head, *rest = expression
+    if head in ("attribute", "read", "constant"):
+        return head, *(rest[1:] if head == "attribute" else rest[:1])
+    return head, *(_without_modules(each) for each in rest)
 
 
 def _near_size(graph: Graph, layouts: Layouts, unsolvable: Unsolvable) -> Splits:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import simplify
-from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph
@@ -32,7 +31,8 @@ class Layouts:
         self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
         self._placements: dict[tuple[int, State, bool, bool], Placement] = {}
         self.spread = dict(graph.marks.spread_experts)
-        """Parameters whose experts are spread over ranks, and views of them -> all experts."""
+        """Parameters whose experts are spread over ranks, and views of them -> how many experts
+        have rows, and all."""
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
         """Return the dims of a tensor with the sizes of the trace."""
@@ -66,13 +66,15 @@ class Layouts:
 
     def _spread(self, name: str, dims: Sequence[layout.Dim]) -> tuple[layout.Dim, ...]:
         """Return the dims of a tensor; that of the experts is sharded if they are spread."""
-        if (count := self.spread.get(name)) is None:
+        if (experts := self.spread.get(name)) is None:
             return tuple(dims)
+        of_ranks = layout.experts_of_ranks(*experts[:2], self.states.sub.ep)
+        count = experts[0]
         first = dims[0].factors if isinstance(dims[0], layout.Product) else (dims[0],)
         size = layout.dim_size(first[0])
         assert size is not None and not size % count and not layout.is_split(first[0])
         each = () if size == count else (layout.Atom(size // count),)
-        factors = (layout.Atom(count, EP), *each, *first[1:])
+        factors = (of_ranks, *each, *first[1:])
         return (layout.Product(factors) if len(factors) > 1 else factors[0], *dims[1:])
 
     def along(self, name: str, state: State) -> Placement:

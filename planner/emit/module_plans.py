@@ -8,7 +8,6 @@ from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
-from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, ParameterPlan
@@ -50,9 +49,10 @@ def module_plans(
         local.setdefault(module, {})[name] = str(simplify(dim))
     mixtures: dict[str, Mixture] = layouts.graph.mixtures
     for module, mixture in mixtures.items():
-        for path in mixture.attributes:
+        for path, first in mixture.attributes.items():
             owner, _, name = f"{module}.{path}".rpartition(".")
-            local.setdefault(owner, {})[name] = f"{mixture.count}@{EP}"
+            held = layout.experts_of_ranks(first, mixture.count, layouts.states.sub.ep)
+            local.setdefault(owner, {})[name] = str(held)
     given: dict[str, dict[str, str]] = {}
     for (module, call), text in sizes.items():
         given.setdefault(module, {})[call] = text
@@ -95,6 +95,7 @@ def _dispatch(mixture: Mixture | None) -> Dispatch | None:
         experts=mixture.experts,
         weights=mixture.weights,
         count=mixture.count,
+        columns=mixture.columns,
     )
 
 

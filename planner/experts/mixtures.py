@@ -9,7 +9,7 @@ experts has no such boundary, and is not split over `ep`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from math import gcd, prod
@@ -76,18 +76,18 @@ def _said(graph: Graph, name: str, module: nn.Module) -> str | None:
 def marked(graph: Graph, mixtures: Mixtures) -> Graph:
     """Return a graph with marks for the parameters that are spread and the tokens that travel."""
     of_experts = {
-        f"{module}.{name}": mixture.count
+        f"{module}.{name}": (first, mixture.count, mixture.columns)
         for module, mixture in mixtures.found.items()
-        for name in mixture.parameters
+        for name, first in mixture.parameters.items()
     }
-    spread: dict[str, int] = {}
+    spread: dict[str, tuple[int, int, int]] = {}
     for use in graph.uses:
         if use.fqn in of_experts:
             spread |= dict.fromkeys((use.stored, use.used), of_experts[use.fqn])
     for op in graph.ops:
-        if is_view(op.call) and (count := spread.get(op.inputs[0])) is not None:
-            alike = (n for n in op.outputs if graph.tensors[n].shape[:1] == (count,))
-            spread |= dict.fromkeys(alike, count)
+        if is_view(op.call) and (experts := spread.get(op.inputs[0])) is not None:
+            alike = (n for n in op.outputs if graph.tensors[n].shape[:1] == experts[:1])
+            spread |= dict.fromkeys(alike, experts)
     travelling = {
         (boundary.target, (mixture.chosen, mixture.count))
         for boundary in graph.crossed
@@ -129,7 +129,9 @@ def _first_calls(graph: Graph) -> dict[str, _Call]:
 
 def _mixtures(module: nn.Module, call: _Call) -> Iterator[Mixture]:
     """Yield what a module may be as a mixture: its arguments, parameters and number of experts."""
-    yield from _routing(module, call)
+    found = [*_routing(module, call)]
+    yield from found
+    yield from (replace(mixture, columns=2) for mixture in found if mixture.chosen > 1)
     yield from _lying(module, call)
 
 
@@ -144,10 +146,9 @@ def _lying(module: nn.Module, call: _Call) -> Iterator[Mixture]:
         return
     (count,) = counts
     if count > 1 and (shape[0] == count if len(shape) == 3 else shape[0] % count == 0):
-        attributes = tuple(_attributes(module, count))
-        yield Mixture(
-            tokens, None, None, count, 0, shape[-1], tuple(stacks), attributes, len(shape)
-        )
+        for of in _with_vectors(module, dict.fromkeys(stacks, count), {count}):
+            held = _attributes(module, {count})
+            yield Mixture(tokens, None, None, count, 0, shape[-1], of, held, dims=len(shape))
 
 
 def _routing(module: nn.Module, call: _Call) -> Iterator[Mixture]:
@@ -165,26 +166,52 @@ def _routing(module: nn.Module, call: _Call) -> Iterator[Mixture]:
     shape = call.inputs[tokens][0].shape
     if prod(shape[:-1]) != chosen[0] or call.outputs[""].shape != shape:
         return
+    for count, stacks in _stacks(module):
+        held = {count, *stacks.values()}
+        for of in _with_vectors(module, stacks, held):
+            yield Mixture(
+                tokens, experts, alike[0], count, chosen[1], shape[-1], of,
+                _attributes(module, held),
+            )  # fmt: skip
+
+
+def _stacks(module: nn.Module) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield possible numbers of experts, with how many of them have rows in each parameter.
+
+    These are all of them or the first, with a row each; or all, with several rows each.
+    """
     stacks = {n: p for n, p in module.named_parameters() if p.dim() > 1}
-    for count in _counts(module, [len(p) for p in stacks.values()]):
-        yield Mixture(
-            tokens, experts, alike[0], count, chosen[1], shape[-1], tuple(stacks),
-            tuple(_attributes(module, count)),
-        )  # fmt: skip
-
-
-def _counts(module: nn.Module, rows: Sequence[int]) -> Iterator[int]:
-    """Yield the possible numbers of experts: the rows of all parameters, or a divisor of them."""
-    common = gcd(*rows)
-    if {*rows} == {common}:
-        yield common
+    rows = {n: len(p) for n, p in stacks.items()}
+    few, most, common = (
+        min(rows.values(), default=0),
+        max(rows.values(), default=0),
+        gcd(*rows.values()),
+    )
+    if most > 1 and few and {*rows.values()} == {few, most}:
+        yield most, rows
     sizes = {v for each in module.modules() for v in vars(each).values() if type(v) is int}
-    yield from sorted(n for n in sizes if 1 < n < common and common % n == 0)
+    for count in sorted(n for n in sizes if 1 < n < common and common % n == 0):
+        yield count, dict.fromkeys(rows, count)
+    if few == most > 0:  # of the last experts no parameter has rows
+        features = {n for p in stacks.values() for n in p.shape[1:]}
+        for count in sorted(n for n in sizes - features if n > most):
+            yield count, rows
 
 
-def _attributes(module: nn.Module, count: int) -> Iterator[str]:
-    """Yield the integers of a module and of those within that are the number of experts."""
-    for path, each in module.named_modules():
-        for name, value in vars(each).items():
-            if type(value) is int and value == count:
-                yield f"{path}.{name}".lstrip(".")
+def _with_vectors(
+    module: nn.Module, stacks: dict[str, int], counts: Set[int]
+) -> Iterator[dict[str, int]]:
+    """Yield parameters with rows for experts: also with an element for each, and without these."""
+    vectors = {n: len(p) for n, p in module.named_parameters() if p.dim() == 1}
+    of = {n: size for n, size in vectors.items() if size in counts}
+    yield from [stacks | of, stacks] if of else [stacks]
+
+
+def _attributes(module: nn.Module, counts: Set[int]) -> dict[str, int]:
+    """Return the integers of a module and of those within that are numbers of experts."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, each in module.named_modules()
+        for name, value in vars(each).items()
+        if type(value) is int and value in counts
+    }

@@ -7,31 +7,37 @@ A mixture's module gets tokens [T, H], the numbers [T, k] of each token's expert
 - it is the sum over the token's experts of what the module gives for each of them alone,
 - and a module with some of the experts, numbered from 0, gives the same for these.
 
+Parameters may have rows for the first of the experts only, if the others compute without.
+
 Or its tokens lie by expert, as many for each: [E * T, H] or [E, T, H]. They may travel if each is
 computed by itself, and a module with some of the experts gives the same for their tokens.
 
 What code sorts, counts and scatters by data cannot be followed in a graph of calls. But apart from
 this, code computes with real functions, which are equal if they are equal at random points. So a
 small copy of the module, with few experts and narrow features, runs on random numbers: in eval and
-in training mode, with tokens that share an expert, and experts without tokens.
+in training mode, with tokens that share an expert, and experts without tokens. So does one with all
+experts, if it is not too large.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from itertools import pairwise, product, takewhile
-from math import gcd
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from shardwright.errors import first_line
 
-TOKENS, EXPERTS = 5, 4
+TOKENS, EXPERTS, FIRST = 5, 4, 2
+"""Tokens, experts of a copy, and how many have rows where not all have."""
 MANY = 16_392
 """Most tokens with which code is tried that does something else from a number of them on."""
 WORK = 1 << 27
@@ -39,7 +45,7 @@ WORK = 1 << 27
 NARROW = 8
 """What the greatest common divisor of the features' sizes becomes: kernels want multiples of it."""
 LARGEST = 1 << 24
-"""Most elements of a copy that is not narrow: it takes seconds."""
+"""Most elements of a copy: it takes seconds."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of sums in another order, relative to the largest element. Another expert makes far more.
 
@@ -58,8 +64,9 @@ class Mixture:
         count: All experts.
         chosen: Experts of a token; 0 if tokens lie by expert.
         width: Elements of a token.
-        parameters: Parameters with the same number of rows for each expert, in turn.
-        attributes: Integers of the module that are the number of experts.
+        parameters: Parameters with the same number of rows for each expert, in turn -> how many
+            experts have rows: all, or the first.
+        attributes: Integers of the module that are one of these numbers.
     """
 
     tokens: str
@@ -68,10 +75,18 @@ class Mixture:
     count: int
     chosen: int
     width: int
-    parameters: tuple[str, ...]
-    attributes: tuple[str, ...]
+    parameters: dict[str, int]
+    attributes: dict[str, int]
+    columns: int = 1
+    """Experts that code is told of a token that has come: 2 if it fails with 1. The second is the
+    first again, with weight 0."""
     dims: int = 2
     """Dims of the tokens, if they lie by expert: 3 if one of them is that of the experts."""
+
+    @property
+    def first(self) -> int:
+        """How many experts have rows in all parameters."""
+        return min(self.parameters.values())
 
 
 class Pairs(NamedTuple):
@@ -91,17 +106,19 @@ class Pairs(NamedTuple):
 
 def fault(module: nn.Module, mixture: Mixture) -> str | None:
     """Return why the tokens of a module on the meta device may not travel; None if they may."""
-    stacks = [module.get_parameter(name) for name in mixture.parameters]
-    common = gcd(mixture.width, *_features(stacks, mixture.count))
-    elements = EXPERTS * sum(p.numel() for p in stacks) // mixture.count
-    factors = [common // NARROW] * (common >= 2 * NARROW) + [1] * (elements <= LARGEST)
+    common = gcd(*_features(module, mixture))
     text = "its experts are too large to be tried with random numbers"
-    for factor in factors:
+    for factor in [common // NARROW] * (common >= 2 * NARROW) + [1]:
         ran = False
         for dtype in TOLERANCE:  # code that rounds to float32 itself may yet pass in float32
+            copies = [_Probe(module, mixture, factor, dtype, all_of) for all_of in (False, True)]
+            too_large = [copy.elements > LARGEST for copy in copies]
+            if too_large[mixture.first < mixture.count]:
+                continue
             try:
                 with torch.random.fork_rng(devices=()), torch.enable_grad(), torch.device("cpu"):
-                    found = _Probe(module, mixture, factor, dtype).fault()
+                    faults = (copy.fault() for copy in copies if copy.elements <= LARGEST)
+                    found = next((fault for fault in faults if fault is not None), None)
             except Exception as error:  # whatever the model's code raises
                 text = f"its code fails on random numbers: {first_line(error)}"
                 continue
@@ -114,28 +131,40 @@ def fault(module: nn.Module, mixture: Mixture) -> str | None:
 
 
 class _Probe:
-    """The test of one module, its features divided by `factor`, in one dtype."""
+    """The test of one module with few experts or all, features divided by `factor`, in a dtype."""
 
     def __init__(
-        self, module: nn.Module, mixture: Mixture, factor: int, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        mixture: Mixture,
+        factor: int,
+        dtype: torch.dtype,
+        all_of: bool,
     ) -> None:
-        self.module, self.mixture = module, mixture
+        self.module, self.mixture, self.all_of = module, mixture, all_of
         self.dtype, self.tolerance = dtype, TOLERANCE[dtype]
         self.random = torch.Generator().manual_seed(0)
-        self.count, self.width = min(EXPERTS, mixture.count), mixture.width // factor
-        stacks = [module.get_parameter(name) for name in mixture.parameters]
-        sizes = {mixture.width, *_features(stacks, mixture.count)}
-        self.narrow = {n: n // factor for n in sizes}
+        self.count, self.width = self._experts(mixture.count), mixture.width // factor
+        self.narrow = {n: n // factor for n in _features(module, mixture)}
         """Size of features -> the size in the copy."""
-        self.values = {n: self._values(n, p.shape) for n, p in module.named_parameters()}
+        self.shapes = {n: self._shape(n, p.shape) for n, p in module.named_parameters()}
+        self.elements = sum(prod(self.shapes[name]) for name in mixture.parameters)
 
-    def _values(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Return random numbers for a parameter, which do not grow from layer to layer."""
+    def _experts(self, number: int) -> int:
+        """Return how many experts the copy has, of all of the module's or of the first."""
+        return number if self.all_of else EXPERTS if number == self.mixture.count else FIRST
+
+    def _shape(self, name: str, shape: Sequence[int]) -> list[int]:
         sizes = [self.narrow.get(n, n) for n in shape]
-        if name in self.mixture.parameters:
-            rows = shape[0] // self.mixture.count
-            sizes[0] = self.count * self.narrow.get(rows, rows)
-        return self._drawn(*sizes) / max(1, *sizes[-1:]) ** 0.5
+        if (experts := self.mixture.parameters.get(name)) is not None:
+            rows = shape[0] // experts
+            sizes[0] = self._experts(experts) * (1 if rows == 1 else self.narrow[rows])
+        return sizes
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Random numbers for each parameter, which do not grow from layer to layer."""
+        return {n: self._drawn(*s) / max(1, *s[-1:]) ** 0.5 for n, s in self.shapes.items()}
 
     def _drawn(self, *sizes: int) -> Tensor:
         return torch.randn(*sizes, dtype=self.dtype, generator=self.random)
@@ -151,21 +180,29 @@ class _Probe:
 
     def _cases(self) -> Sequence[Pairs]:
         """Return tokens with random experts, and tokens, few and many, that share their experts."""
-        elements = sum(self.values[name].numel() for name in self.mixture.parameters)
-        numbers = sorted({TOKENS, max(TOKENS, min(MANY, WORK // elements))})
+        most = TOKENS if self.all_of else max(TOKENS, min(MANY, WORK // self.elements))
+        numbers = sorted({TOKENS, most})
         if self.mixture.experts is None:
             none = (torch.zeros(n, 0) for n in numbers)
             return [Pairs(self._drawn(len(x), self.count, self.width), x, x) for x in none]
         k, count = min(self.mixture.chosen, self.count), self.count
-        tokens, weights = self._drawn(TOKENS, self.width), self._drawn(TOKENS, k).abs() + 0.1
+        if self.all_of:
+            order = torch.randperm(count, generator=self.random)
+            return [self._told(torch.cat([order, order[: -count % k]]).view(-1, k))]
         orders = [torch.randperm(count, generator=self.random) for _ in range(TOKENS)]
-        mixed = Pairs(tokens, torch.stack(orders)[:, :k], weights)
-        return [mixed, *(self._shared(n, k) for n in numbers)]
+        shared = {0, count - k} if self.mixture.first < self.mixture.count else {0}
+        return [
+            self._told(torch.stack(orders)[:, :k]),
+            *(
+                self._told(torch.arange(first, first + k).repeat(n, 1))
+                for n, first in product(numbers, sorted(shared))
+            ),
+        ]
 
-    def _shared(self, number: int, k: int) -> Pairs:
-        """Return tokens that share their experts."""
-        tokens, weights = self._drawn(number, self.width), self._drawn(number, k).abs() + 0.1
-        return Pairs(tokens, torch.arange(k).expand(number, k).contiguous(), weights)
+    def _told(self, experts: Tensor) -> Pairs:
+        """Return random tokens and weights for their experts."""
+        tokens, weights = self._drawn(len(experts), self.width), self._drawn(*experts.shape)
+        return Pairs(tokens, experts, weights.abs() + 0.1)
 
     def _compared(self, pairs: Pairs, training: bool) -> str | None:
         whole = self._copy(0, self.count, training)
@@ -179,7 +216,9 @@ class _Probe:
         for some in (turned, turned[-TOKENS:]) if len(turned) > TOKENS else (turned,):
             if not self._close(self._run(whole, pairs.rows(some)), want[some]):
                 return "what it gives for a token depends on the tokens beside it"
-        ranges = [*pairwise(sorted({0, 1, self.count // 2, self.count}))]
+        first = self._experts(self.mixture.first)
+        ends = {0, 1, min(first + 1, self.count), self.count - 1, self.count}
+        ranges = [*pairwise(sorted(ends))]
         parts = [self._copy(*each, training) for each in ranges]
         found, others = self._with_gradients(pairs, lambda p: self._apart(parts, ranges, p), parts)
         if not self._close(found, want):
@@ -194,14 +233,17 @@ class _Probe:
         small = copy.deepcopy(self.module).train(training)
         for name, values in self.values.items():
             owner, _, last_name = name.rpartition(".")
-            rows = len(values) // self.count
-            mine = name in self.mixture.parameters
-            part = values[first * rows : last * rows] if mine else values
+            part = values
+            if name in self.mixture.parameters:
+                experts = self._experts(self.mixture.parameters[name])
+                rows = len(values) // experts
+                part = values[min(first, experts) * rows : min(last, experts) * rows]
             setattr(small.get_submodule(owner), last_name, nn.Parameter(part.clone()))
         for path, each in small.named_modules():
             for name, value in [*vars(each).items()]:
                 if f"{path}.{name}".lstrip(".") in self.mixture.attributes:
-                    setattr(each, name, last - first)
+                    experts = self._experts(value)
+                    setattr(each, name, min(last, experts) - min(first, experts))
                 elif type(value) is int and value in self.narrow:
                     setattr(each, name, self.narrow[value])
         return small
@@ -226,12 +268,13 @@ class _Probe:
         k = pairs.experts.shape[1]
         alone = Pairs(
             pairs.tokens.repeat_interleave(k, 0),
-            pairs.experts.reshape(-1, 1),
-            pairs.weights.reshape(-1, 1),
+            pairs.experts.reshape(-1, 1).repeat(1, self.mixture.columns),
+            pad(pairs.weights.reshape(-1, 1), (0, self.mixture.columns - 1)),
         )
         out = torch.zeros(len(alone.tokens), self.width, dtype=self.dtype)
         for part, (first, last) in zip(parts, ranges, strict=True):
-            mine = ((alone.experts >= first) & (alone.experts < last)).flatten().nonzero().flatten()
+            own_expert = alone.experts[:, 0]
+            mine = ((own_expert >= first) & (own_expert < last)).nonzero().flatten()
             if len(mine):
                 own = alone.rows(mine)
                 given = own._replace(experts=own.experts - first)
@@ -261,12 +304,14 @@ class _Probe:
         return bool(((found - want).abs() <= self.tolerance * most * terms**0.5).all())
 
 
-def _features(stacks: Iterable[nn.Parameter], count: int) -> Iterator[int]:
+def _features(module: nn.Module, mixture: Mixture) -> Iterator[int]:
     """Yield the sizes of all dims but that of the experts."""
-    for stack in stacks:
+    yield mixture.width
+    for name, experts in mixture.parameters.items():
+        stack = module.get_parameter(name)
         yield from stack.shape[1:]
-        if len(stack) > count:
-            yield len(stack) // count
+        if len(stack) > experts:
+            yield len(stack) // experts
 
 
 def _called(module: nn.Module, given: dict[str, Any]) -> Tensor:
@@ -288,7 +333,7 @@ def _attributes(module: nn.Module) -> dict[str, list[Any]]:
     return out
 
 
-def _joined(named: Sequence[Mapping[str, Any]], of_experts: Sequence[str]) -> list[Tensor]:
+def _joined(named: Sequence[Mapping[str, Any]], of_experts: Collection[str]) -> list[Tensor]:
     out = []
     for name in named[0]:
         every = [_gradient(each[name]) for each in named]

@@ -173,9 +173,9 @@ class Marks:
     loop_masks: set[str] = _tensors()
     """Masks of loops that make one pass per true element."""
 
-    spread_experts: set[tuple[str, int]] = _dims()
-    """(parameter with rows for each expert, or a view of one; experts): each rank of `ep` holds
-    some of them."""
+    spread_experts: set[tuple[str, tuple[int, int, int]]] = _dims()
+    """(parameter with rows for the first experts, or a view of one; how many these are, all, and
+    how often each token is computed): each rank of `ep` holds some of them."""
 
     travelling: set[tuple[str, tuple[int, int]]] = _dims()
     """(tokens, experts of each and in all): they travel to the ranks of `ep` that hold these.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
@@ -83,9 +83,10 @@ class Task:
     @cached_property
     def sub(self) -> SubAxes:
         """The sub-axes of the mesh that tensors may be sharded over."""
-        return find_sub_axes(
+        found = find_sub_axes(
             self.graph, self.axes, self.tp, cp=self.cp, weights=self.workload.shares
         )
+        return replace(found, ep=self.workload.spread)
 
     @property
     def graph(self) -> Graph:

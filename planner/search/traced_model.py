@@ -80,7 +80,8 @@ def spread_experts(found: _Trace) -> _Trace:
         )
     mixtures = find_mixtures(folding.graph, source.module)
     if not mixtures.found:
-        some = next((f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items()), "")
+        looks = (f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items())
+        some = next(looks, " (of modules called with hidden states, expert numbers and weights)")
         raise InfeasibleError(
             f"{EP} spreads the experts of mixtures, and none of {source.architecture} was found "
             f"whose tokens may be sent to other ranks{some}: name the mesh dim dp instead"

@@ -29,12 +29,14 @@ TOLERATED = 1.1
 class SubAxes:
     """The mesh dim `tp` as a product of sub-axes of these sizes, major first; and `cp`.
 
-    With `weights` its ranks hold parts of axes in that ratio, and it has no sub-axes.
+    With `weights` its ranks hold parts of axes in that ratio, and it has no sub-axes. Experts are
+    spread over the ranks of `ep`, which shards nothing else.
     """
 
     sizes: tuple[int, ...]
     cp: int = 1
     weights: tuple[int, ...] = ()
+    ep: int = 1
 
     @cached_property
     def full(self) -> int:

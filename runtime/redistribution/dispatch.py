@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import shard_range
@@ -91,6 +92,7 @@ class Dispatcher:
     ) -> None:
         assert (plan := spec.dispatch) is not None
         self.group, self.count, self.path = mesh[EP], plan.count, path
+        self.columns = plan.columns
         names, varargs = positions(forward)
         slots = filter(None, (plan.tokens, plan.experts, plan.weights))
         self.arguments = [(slot, index_of(slot, names, varargs)) for slot in slots]
@@ -129,7 +131,8 @@ class Dispatcher:
         rows = tokens.reshape(-1, tokens.shape[-1])[order // of_each]
         came = _Exchange.apply(rows, route)
         weigh = _Exchange.apply(weights.reshape(-1, 1)[order], route)
-        for (at, where), value in zip(places, (came, here.unsqueeze(-1), weigh), strict=True):
+        told = here.unsqueeze(-1).repeat(1, self.columns), pad(weigh, (0, self.columns - 1))
+        for (at, where), value in zip(places, (came, *told), strict=True):
             where[at] = value
         made = self._computed(lambda: code(module, *given, **named), module, came, weigh)
         back = _Exchange.apply(made, route.back)

@@ -17,7 +17,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.experts.probe import Mixture, fault
 from tests import planning, zoo
 
-EXPERTS, WIDTH, INNER, CHOSEN = 6, 32, 64, 2
+EXPERTS, FIRST, WIDTH, INNER, CHOSEN = 6, 3, 32, 64, 2
 
 
 class Experts(nn.Module):
@@ -125,6 +125,54 @@ class ByNumber(Experts):
         return super().one(x, expert, chosen) * (2 if expert == 0 else 1)
 
 
+class ByLateNumber(Experts):
+    """An expert does something else that a copy with few experts does not have."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return super().one(x, expert, chosen) * (2 if expert == EXPERTS - 1 else 1)
+
+
+class OfFirst(Experts):
+    """The last experts give tokens as they are: parameters have rows for the first, or for all."""
+
+    rows = FIRST
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = FIRST
+        self.up = nn.Parameter(torch.empty(self.rows, INNER, WIDTH))
+        self.down = nn.Parameter(torch.empty(FIRST, WIDTH, INNER))
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return super().one(x, expert, chosen) if expert < self.first else self.last(x, expert)
+
+    def last(self, x: Tensor, expert: int) -> Tensor:
+        return x
+
+
+class RowsOfAll(OfFirst):
+    rows = EXPERTS
+
+
+class OfKinds(OfFirst):
+    """One of the last experts gives zeros, by its number among them."""
+
+    def last(self, x: Tensor, expert: int) -> Tensor:
+        return x if expert - self.first < 2 else torch.zeros_like(x)
+
+
+class LastOtherwiseForMany(OfFirst):
+    def last(self, x: Tensor, expert: int) -> Tensor:
+        return x.tanh() if len(x) > 1000 else x
+
+
+class LastOfAll(OfFirst):
+    """The numbers of its experts are no attributes."""
+
+    def one(self, x: Tensor, expert: int, chosen: Tensor) -> Tensor:
+        return Experts.one(self, x, expert, chosen) if expert < FIRST else x
+
+
 class ByOthers(Experts):
     """What an expert does depends on the token's other experts."""
 
@@ -178,11 +226,15 @@ class Buffered(Experts):
 def found_of(cls: type[Experts]) -> str | None:
     with torch.device("meta"):
         module = cls()
-    of: Any = ("up", "down"), ("experts",)
+    up = module.rows if isinstance(module, OfFirst) else EXPERTS
+    of: Any = (
+        {"up": up, "down": FIRST if isinstance(module, OfFirst) else EXPERTS},
+        {name: n for name, n in vars(module).items() if name in ("experts", "first")},
+    )
     return fault(module, Mixture("x", "chosen", "weights", EXPERTS, CHOSEN, WIDTH, *of))
 
 
-@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows, Behind])
+@pytest.mark.parametrize("cls", [Experts, Sorted, Batched, InRows, Behind, OfFirst, RowsOfAll])
 def test_tokens_may_travel(cls: type[Experts]) -> None:
     assert found_of(cls) is None
 
@@ -196,6 +248,8 @@ BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of
         (OfCapacity, BESIDE), (OfLargeCapacity, BESIDE), (Averaged, BESIDE), (ByNumber, SUM),
         (OtherwiseForMany, BESIDE), (ByOthers, SUM), (Normalized, SUM), (Residual, SUM),
         (Dropping, "in training mode"),
+        (ByLateNumber, SUM), (OfKinds, SUM), (LastOtherwiseForMany, BESIDE),
+        (LastOfAll, "its code fails"),
         (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
         (Counting, "it keeps 'counts'"),
     ],
@@ -390,6 +444,7 @@ def test_plans_that_contradict_themselves() -> None:
         ({"parameters": whole}, "each rank has all experts"),
         ({"parameters": other}, "is not the dim of the experts"),
         ({"attributes": {"experts": "12@ep"}}, "is not the dim of the experts"),
+        ({"attributes": {"experts": "3@ep:2:1"}}, "is not the dim of the experts"),
         ({"dispatch": entry["dispatch"] | {"weights": None}}, "and not both"),
     ):
         with pytest.raises(PlanError, match=text):

@@ -128,12 +128,38 @@ class Numbered(m.WidthGivenToAFunction):
         self.number = number**2  # numbers in a row would be seen to count the blocks
 
 
+class Entered(nn.Module):
+    """Asks for one width of what enters, which may be split, and of what may not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, inner: Tensor, x: Tensor) -> Tensor:
+        if inner.shape[-1] != self.width or x.shape[-1] != self.width:
+            raise ValueError
+        return inner.relu()
+
+
+class OfEntered(nn.Module):
+    """A block with a width that is asked for where a tensor enters a module."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number**2
+        self.up, self.down = nn.Linear(m.WIDTH, m.WIDTH), nn.Linear(m.WIDTH, m.WIDTH)
+        self.asks = Entered(m.WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.asks(self.up(x), x))
+
+
 class Unlike(nn.Module):
     """Blocks that fail alike, though they are made otherwise."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, kind: type[nn.Module], count: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Numbered(n) for n in range(count))
+        self.blocks = nn.ModuleList(kind(n) for n in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -141,7 +167,8 @@ class Unlike(nn.Module):
         return x
 
 
-def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [Numbered, OfEntered])
+def test_blocks_that_are_not_folded_fail_together(kind: type[nn.Module], monkeypatch) -> None:
     """What no block can have is forbidden in all at once: dry runs do not grow with the blocks."""
     failed: list[str] = []
     of_size = expected_keys.of_size
@@ -151,9 +178,9 @@ def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
         return of_size(unsolvable, *others)
 
     monkeypatch.setattr(expected_keys, "of_size", noted)
-    planned(Unlike(2), features(m.WIDTH), 2)
+    planned(Unlike(kind, 2), features(m.WIDTH), 2)
     two = len(failed)
-    plan = planned(Unlike(4), features(m.WIDTH), 2)
+    plan = planned(Unlike(kind, 4), features(m.WIDTH), 2)
     assert len(failed) == 2 * two > 0
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
