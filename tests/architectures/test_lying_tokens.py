@@ -57,8 +57,8 @@ class LyingByOthers(Lying):
 def lying_of(cls: type[Experts], dims: int) -> str | None:
     with torch.device("meta"):
         module = cls()
-    names, count = ("up", "down"), ("experts",)
-    return fault(module, Mixture("x", None, None, EXPERTS, 0, WIDTH, names, count, dims))
+    rows, count = {"up": EXPERTS, "down": EXPERTS}, {"experts": EXPERTS}
+    return fault(module, Mixture("x", None, None, EXPERTS, 0, WIDTH, rows, count, dims=dims))
 
 
 @pytest.mark.parametrize("dims", [2, 3])
