@@ -60,6 +60,8 @@ def compared(kind: str, cls: str, tp: int) -> Row:
         return size | {"verdict": "refused", "why": repr(error)[:300]}
     except Exception as error:
         return size | {"verdict": "raw", "why": repr(error)[:300]}
+    if any(call.draws == "always" for call in plan.calls):
+        return size | {"verdict": "draws random numbers"}  # threads share a generator
     share = plan.predicted.parameter_bytes[0] / plan.predicted.unsharded_bytes
     outputs = max(_outputs_apart(got, want[0]) for got, _ in ranks)
     grads = {n: g for n, g in want[1].items() if g.isfinite().all()}

@@ -89,6 +89,7 @@ def _tables(plan: Plan, names: list[str]) -> dict[str, dict[str, str]]:
         "config": plan.model.config_hash[:12],
         "mesh": _listed(plan.mesh),
         **{k: _listed(v) if isinstance(v, Mapping) else str(v) for k, v in load.items()},
+        "fsdp": ", ".join(plan.fsdp),
     }
     found["cost"] = costs_in_words(plan.predicted)
     found["pin"] = dict(plan.pins)

@@ -182,6 +182,7 @@ def test_the_solver_chooses_what_is_shared_out() -> None:
     with pytest.raises(shardwright.InfeasibleError):
         planned(300 << 10, "ddp")
     assert planned(300 << 10).predicted.memory.total <= 300 << 10  # type: ignore[union-attr]
+    assert ("plan", "fsdp", ", ".join(some.fsdp), "none") in shardwright.differences(some, none)
     assert shardwright.check(some, model).digest == some.digest
     other = some.model_copy(update={"fsdp": ["lm_head.weight"]}).sealed()
     with pytest.raises(PlanError, match="the plan does not hold: predicted"):
