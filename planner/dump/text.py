@@ -108,8 +108,9 @@ def states_text(
                 f"{axes.get(a, a)} over {states.sub.text(m)}" for _, a, m in sorted(each.shards)
             )
             placement = str(layouts.placement(name, each, stored=True)) or "scalar"
+            shared = "   shared out over copies" if each.shared else ""
             mark = "*" if each == state else " "
-            yield f"  {mark} {number}: {placement}{f'   [{over}]' if over else ''}"
+            yield f"  {mark} {number}: {placement}{f'   [{over}]' if over else ''}{shared}"
 
 
 def problem_text(problem: Problem, values: Sequence[int] | None) -> Iterator[str]:
