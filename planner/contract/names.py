@@ -44,11 +44,10 @@ def is_within(name: str, around: str) -> bool:
     return f"{name}.".startswith(f"{around}.")
 
 
-def outermost_block(name: str) -> str:
-    """Return the outermost numbered module that `name` is in; "" if it is in none."""
-    parts = name.split(".")
-    end = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
-    return ".".join(parts[: end + 1])
+def numbered(module: str) -> list[str]:
+    """Return the numbered modules that `module` is in, itself included, the outermost first."""
+    parts = module.split(".")
+    return [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()]
 
 
 def block_number(name: str, path: str) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
-from shardwright.planner.contract.names import outermost_block
+from shardwright.planner.contract.names import numbered
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import storages
@@ -63,7 +63,8 @@ def gathered(costs: Costs, assignment: Assignment) -> int:
     shared = {u.stored: u.fqn for u in costs.graph.uses if assignment[u.stored].shared}
     for name, fqn in shared.items():
         size, trained = held.sizes.bytes(name, assignment[name]), held.trains and held.stored[name]
-        of_block = sizes.setdefault(outermost_block(fqn), [0, 0])
+        block = next(iter(numbered(fqn.rpartition(".")[0])), "")
+        of_block = sizes.setdefault(block, [0, 0])
         of_block[0] += size
         of_block[1] += size * trained
     always, _ = sizes.pop("", (0, 0))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.names import outermost_block
+from shardwright.planner.contract.names import numbered
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.boundary.module_boundary import boundary_of
 
@@ -50,9 +50,20 @@ def fully_shard(model: M, plan: Plan | str | Path, **options: Any) -> M:
         "mesh": mesh[plan.batch_dims[0]],
         "ignored_params": {p for n, p in model.named_parameters() if n not in shared},
     }
-    blocks = {outermost_block(name) for name in shared}
-    for block in sorted(blocks - {""}):
+    for block in sorted({_block(model, name) for name in shared} - {""}):
         torch_fully_shard(model.get_submodule(block), **options)
     if shared:
         torch_fully_shard(model, **options)
     return model
+
+
+def _block(model: nn.Module, parameter: str) -> str:
+    """Return the outermost numbered module of several that a parameter is in; "" if in none.
+
+    Lists of modules cannot be called. A single layer may have its gradient after FSDP2 looked.
+    """
+    for name in numbered(parameter.rpartition(".")[0]):
+        block = model.get_submodule(name)
+        if any(block.children()) and not isinstance(block, (nn.ModuleList, nn.ModuleDict)):
+            return name
+    return ""

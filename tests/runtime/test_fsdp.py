@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
@@ -187,6 +188,38 @@ def test_the_solver_chooses_what_is_shared_out() -> None:
     other = some.model_copy(update={"fsdp": ["lm_head.weight"]}).sealed()
     with pytest.raises(PlanError, match="the plan does not hold: predicted"):
         shardwright.check(other, model)
+
+
+class Nested(nn.Module):
+    """Blocks in a list of lists, single layers, and a list of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(
+            [nn.ModuleList([nn.Sequential(nn.Linear(16, 48), nn.Tanh()), nn.Linear(48, 16)])]
+        )
+        self.scales = nn.ParameterList([torch.randn(16, 16)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pair: Any = self.pairs[0]
+        return x + pair[1](pair[0](x)) @ self.scales[0]
+
+
+def test_blocks_are_modules_of_several() -> None:
+    model, x = Nested().double(), torch.randn(4, 16, dtype=torch.float64)
+    how: Any = {"phase": "train", "batch": 4, "dp": "fsdp", "args": (x,)}
+    plan = planning.plan(copy.deepcopy(model), mesh=SIZES, **how)
+    every = ["pairs.*.*.*.weight", "pairs.*.*.weight", "scales.*"]
+    plan = plan.model_copy(update={"fsdp": every}).sealed()
+
+    def work(mesh: Mesh) -> list[str]:
+        split = shardwright.fully_shard(shardwright.apply(copy.deepcopy(model), plan, mesh), plan)
+        assert {len(p.placements) for p in split.scales} == {2}
+        with pytest.raises(UsageError, match="_fsdp_use_orig_params"):
+            split(x[:2])  # not proven: FSDP2 around a single layer may lose its gradient
+        return [n for n, module in split.named_modules() if isinstance(module, FSDPModule)]
+
+    assert run_ranks(4, work, SIZES) == [["", "pairs.0.0"]] * 4
 
 
 def test_a_model_is_shared_out_only_by_a_plan_for_it() -> None:
