@@ -60,7 +60,7 @@ def fully_shard(model: M, plan: Plan | str | Path, **options: Any) -> M:
 def _block(model: nn.Module, parameter: str) -> str:
     """Return the outermost numbered module of several that a parameter is in; "" if in none.
 
-    Lists of modules cannot be called. A single layer may have its gradient after FSDP2 looked.
+    Lists of modules cannot be called, and FSDP2 around a single layer may miss its gradient.
     """
     for name in numbered(parameter.rpartition(".")[0]):
         block = model.get_submodule(name)
