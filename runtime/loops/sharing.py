@@ -45,10 +45,11 @@ def fully_shard(model: M, plan: Plan | str | Path, **options: Any) -> M:
             "fully_shard as the plan says: it must be made with dp='fsdp' (--dp fsdp), for a mesh "
             "with one dim of copies, as dp=2,tp=4 has"
         )
-    shared = {n for n, _ in model.named_parameters() if plan.is_shared(n)}
+    parameters = dict(model.named_parameters())
+    shared = {*filter(plan.is_shared, parameters)}
     options |= {
         "mesh": mesh[plan.batch_dims[0]],
-        "ignored_params": {p for n, p in model.named_parameters() if n not in shared},
+        "ignored_params": {p for n, p in parameters.items() if n not in shared},
     }
     for block in sorted({_block(model, name) for name in shared} - {""}):
         torch_fully_shard(model.get_submodule(block), **options)
