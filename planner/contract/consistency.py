@@ -210,6 +210,7 @@ def _check_dispatch(module: ModulePlan, around: Dispatch | None, coords: Coords)
         _need(EP in coords, f"tokens travel, and the mesh has no dim '{EP}'")
         told = module.dispatch.experts is None, module.dispatch.weights is None
         _need(len({*told}) == 1, "tokens have experts, or weights, and not both")
+        _need(all(told) or module.dispatch.counts is None, "tokens lie by expert, and have experts")
     texts = [t for e in module.parameters.values() for t in (e.placement, e.use) if t is not None]
     dims = [dim for text in (*texts, *module.attributes.values()) for dim in parse(text).dims]
     over = [dim for dim in dims if any(atom.mesh == EP for atom in atoms(dim))]

@@ -105,13 +105,12 @@ class Dispatch(SparsePart):
     Each slot names an argument of the module's `forward`.
     """
 
-    optional = frozenset({"columns"})
+    optional = frozenset({"columns", "counts", "width"})
 
     tokens: str = Field(description="the hidden states, of which each row is a token")
     experts: str | None = Field(
         default=None,
-        description="the numbers of each token's experts; null if tokens lie by expert, as many "
-        "for each",
+        description="the numbers of each token's experts; null if tokens lie by expert",
     )
     weights: str | None = Field(default=None, description="how much each of them counts, likewise")
     count: int = Field(ge=2, le=LARGEST, description="experts of the module")
@@ -121,6 +120,17 @@ class Dispatch(SparsePart):
         le=2,
         description="experts that the code is told of each token that has come: 2 if it fails with "
         "1, and the second is the first again, with weight 0; left out if 1",
+    )
+    counts: str | None = Field(
+        default=None,
+        description="how many tokens each expert has, if they lie by expert; left out if as many "
+        "for each",
+    )
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST,
+        description="elements of what the module gives for a token; left out if those of a token",
     )
 
 

@@ -294,29 +294,30 @@ class RedistributionCosts:
 
     @cached_property
     def travellers(self) -> Mapping[str, tuple[int, int]]:
-        """Tokens that travel to their experts -> experts of each, and all experts."""
+        """Tokens that travel to their experts, or back -> experts of each, and all experts."""
         return dict(self.graph.marks.travelling)
 
     def travelling(self, name: str, state: State, run: Pass) -> Traffic:
         """Return the traffic of tokens that travel to their experts and back, in a pass.
 
         Ranks first tell each other how many tokens each expert gets. Each token is sent once for
-        each of its experts, with a weight; or once, without, if tokens lie by expert. The rank that
-        gets most tokens counts.
+        each of its experts, with a weight. If tokens lie by expert, each is sent once, and what
+        comes back is counted by itself. The rank that gets most tokens counts.
         """
         tensor, ranks = self.graph.tensors[name], self.workload.spread
         chosen, count = self.travellers[name]
         size = int(self.sizes.bytes(name, state, run) * self.workload.imbalance)
         weights = size // tensor.shape[-1] * chosen
-        sent = (chosen * size, weights, chosen * size) if chosen else (size, size)
+        sent = (chosen * size, weights, chosen * size) if chosen else (size,)
         load, sub = self.workload, self.states.sub
         sizes = (sub.cp, load.replicas // ranks, ranks, sub.ranks)
         hosts = hosts_of(sizes, (False, False, True, False), load.gpus_per_host or prod(sizes))
         sends = [Collective("all_to_all", n, ranks, hosts) for n in sent]
         counts = Collective("all_gather", count * torch.int64.itemsize, ranks, hosts)
+        told = (counts,) if count else ()
         # sorted, put back in order, and summed; or turned, from rank by expert to expert by rank
-        copied = (5 * chosen + 1 if chosen else 4) * size
-        found = Traffic((counts, *sends), tuple(sends), copied, copied)
+        copied = (5 * chosen + 1 if chosen else 2) * size
+        found = Traffic((*told, *sends), tuple(sends), copied, copied)
         again = run.trains and name in self.recomputation.again
         return found.repeated() if again else found
 

@@ -96,6 +96,8 @@ def _dispatch(mixture: Mixture | None) -> Dispatch | None:
         weights=mixture.weights,
         count=mixture.count,
         columns=mixture.columns,
+        counts=mixture.counts,
+        width=mixture.given,
     )
 
 

@@ -2,9 +2,9 @@
 
 A mixture is a module that is called with hidden states, the numbers of each token's experts and
 their weights, and whose parameters have a row for each expert. Or it is called with hidden states
-alone, as many for each expert, which lie by expert. Whether its tokens may travel is
-tested by numbers (`probe.py`). A model that routes its tokens in the module that also holds the
-experts has no such boundary, and is not split over `ep`.
+that lie by expert: as many for each, or with the number of each expert's. Whether its tokens may
+travel is tested by numbers (`probe.py`). A model that routes its tokens in the module that also
+holds the experts has no such boundary, and is not split over `ep`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from shardwright.planner.graph.views import is_view
 
 
 class _Call(NamedTuple):
-    """The first call of a module: its arguments and its outputs, with whether they are integers."""
+    """The first call of a module: its arguments and its outputs, with whether they are integers.
+
+    `unsaid` are arguments that are no tensors, and that depend on data.
+    """
 
     inputs: dict[str, tuple[Tensor, bool]]
     outputs: dict[str, Tensor]
+    unsaid: Set[str]
 
 
 @dataclass
@@ -52,7 +56,7 @@ def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
             continue
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
-            why = _said(graph, name, module) or fault(module, mixture)
+            why = _said(graph, name, module, mixture) or fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
                 out.refused.pop(name, None)
@@ -61,10 +65,10 @@ def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
     return out
 
 
-def _said(graph: Graph, name: str, module: nn.Module) -> str | None:
+def _said(graph: Graph, name: str, module: nn.Module, mixture: Mixture) -> str | None:
     """Return what a module is told besides tensors, if it is not left at the default."""
     defaults = {n: p.default for n, p in signature(module.forward).parameters.items()}
-    told = {*graph.unsaid.get(name, ())}
+    told = {*graph.unsaid.get(name, ())} - {mixture.counts}
     for flag, values in graph.flags.get(name, {}).items():
         default = defaults.get(flag, Parameter.empty)
         usual = [plain_value(default)] if is_said(default) else []
@@ -88,14 +92,14 @@ def marked(graph: Graph, mixtures: Mixtures) -> Graph:
         if is_view(op.call) and (experts := spread.get(op.inputs[0])) is not None:
             alike = (n for n in op.outputs if graph.tensors[n].shape[:1] == experts[:1])
             spread |= dict.fromkeys(alike, experts)
-    travelling = {
-        (boundary.target, (mixture.chosen, mixture.count))
-        for boundary in graph.crossed
-        if (mixture := mixtures.found.get(boundary.module)) is not None
-        and graph.priced(boundary)
-        and boundary.slot == mixture.tokens
-    }
     lying = {m for m, mixture in mixtures.found.items() if mixture.experts is None}
+    travelling: set[tuple[str, tuple[int, int]]] = set()
+    for boundary in filter(graph.priced, graph.crossed):
+        mixture, told = mixtures.found.get(boundary.module), boundary.module not in lying
+        if mixture is not None and boundary.side == "in" and boundary.slot == mixture.tokens:
+            travelling.add((boundary.target, (told * mixture.chosen, mixture.count)))
+        elif mixture is not None and boundary.side == "out" and not told:
+            travelling.add((boundary.source, (0, 0)))
     of_ranks = {  # their dim of experts is one of tokens, too: tp must not shard it
         (name, 0)
         for use in graph.uses
@@ -115,7 +119,8 @@ def _first_calls(graph: Graph) -> dict[str, _Call]:
     """Return the first call of each module."""
     out: dict[str, _Call] = {}
     for boundary in graph.crossed:
-        call = out.setdefault(boundary.module, _Call({}, {}))
+        unsaid = frozenset(graph.unsaid.get(boundary.module, ()))
+        call = out.setdefault(boundary.module, _Call({}, {}, unsaid))
         if boundary.side == "in":
             call.inputs.setdefault(boundary.slot, (graph.tensors[boundary.target], False))
         elif boundary.side == "out":
@@ -132,23 +137,34 @@ def _mixtures(module: nn.Module, call: _Call) -> Iterator[Mixture]:
     found = [*_routing(module, call)]
     yield from found
     yield from (replace(mixture, columns=2) for mixture in found if mixture.chosen > 1)
-    yield from _lying(module, call)
+    stacks = {n: len(p) for n, p in module.named_parameters() if p.dim() > 1}
+    floating = [slot for slot, (_, integers) in call.inputs.items() if not integers]
+    if len({*stacks.values()}) == len(floating) == 1 and [*call.outputs] == [""]:
+        yield from _lying(module, call, floating[0], stacks)
 
 
-def _lying(module: nn.Module, call: _Call) -> Iterator[Mixture]:
-    """Yield a mixture whose tokens lie by expert: [E * T, H] or [E, T, H]."""
-    if len(call.inputs) != 1 or [*call.outputs] != [""]:
+def _lying(
+    module: nn.Module, call: _Call, tokens: str, stacks: dict[str, int]
+) -> Iterator[Mixture]:
+    """Yield a mixture whose tokens lie by expert: as many for each, or it is told how many."""
+    shape, made = call.inputs[tokens][0].shape, call.outputs[""].shape
+    count = min(stacks.values())
+    integers = [slot for slot, (tensor, _) in call.inputs.items() if tensor.shape == (count,)]
+    if count < 2 or len(shape) not in (2, 3):
         return
-    ((tokens, (given, integers)),) = call.inputs.items()
-    shape, stacks = given.shape, {n: p for n, p in module.named_parameters() if p.dim() > 1}
-    counts = {len(p) for p in stacks.values()}
-    if integers or len(shape) not in (2, 3) or call.outputs[""].shape != shape or len(counts) != 1:
-        return
-    (count,) = counts
-    if count > 1 and (shape[0] == count if len(shape) == 3 else shape[0] % count == 0):
-        for of in _with_vectors(module, dict.fromkeys(stacks, count), {count}):
-            held = _attributes(module, {count})
-            yield Mixture(tokens, None, None, count, 0, shape[-1], of, held, dims=len(shape))
+    for of in _with_vectors(module, stacks, {count}):
+        lying = Mixture(tokens, None, None, count, 0, shape[-1], of, _attributes(module, {count}))
+        if len(call.inputs) == 1 and not call.unsaid:
+            if made == shape and shape[0] % count == 0 and (len(shape) == 2 or shape[0] == count):
+                yield replace(lying, dims=len(shape))
+        elif len(shape) == len(made) == 2 and shape[0] == made[0]:
+            listed = len(call.inputs) == 1
+            told = call.unsaid if listed else integers
+            if len(told) == 1 and len(call.inputs) + len(call.unsaid) == 2:
+                yield replace(
+                    lying, chosen=1, counts=min(told), listed=listed,
+                    given=None if made[1] == shape[1] else made[1],
+                )  # fmt: skip
 
 
 def _routing(module: nn.Module, call: _Call) -> Iterator[Mixture]:

@@ -9,8 +9,9 @@ A mixture's module gets tokens [T, H], the numbers [T, k] of each token's expert
 
 Parameters may have rows for the first of the experts only, if the others compute without.
 
-Or its tokens lie by expert, as many for each: [E * T, H] or [E, T, H]. They may travel if each is
-computed by itself, and a module with some of the experts gives the same for their tokens.
+Or its tokens lie by expert: as many for each, [E * T, H] or [E, T, H], or [T, H] and the number of
+each expert's. They may travel if each is computed by itself, and a module with some of the experts
+gives the same for their tokens.
 
 What code sorts, counts and scatters by data cannot be followed in a graph of calls. But apart from
 this, code computes with real functions, which are equal if they are equal at random points. So a
@@ -62,7 +63,7 @@ class Mixture:
         experts: The argument with each token's experts, by number. None if tokens lie by expert.
         weights: The argument with their weights, likewise.
         count: All experts.
-        chosen: Experts of a token; 0 if tokens lie by expert.
+        chosen: Experts of a token; 0 if tokens lie by expert, as many for each.
         width: Elements of a token.
         parameters: Parameters with the same number of rows for each expert, in turn -> how many
             experts have rows: all, or the first.
@@ -82,6 +83,12 @@ class Mixture:
     first again, with weight 0."""
     dims: int = 2
     """Dims of the tokens, if they lie by expert: 3 if one of them is that of the experts."""
+    counts: str | None = None
+    """The argument with how many tokens each expert has, if they lie by expert and these differ."""
+    listed: bool = False
+    """Whether that is a list of integers, not a tensor."""
+    given: int | None = None
+    """Elements of what it gives for a token, if these are not `width`."""
 
     @property
     def first(self) -> int:
@@ -182,7 +189,7 @@ class _Probe:
         """Return tokens with random experts, and tokens, few and many, that share their experts."""
         most = TOKENS if self.all_of else max(TOKENS, min(MANY, WORK // self.elements))
         numbers = sorted({TOKENS, most})
-        if self.mixture.experts is None:
+        if not self.mixture.chosen:
             none = (torch.zeros(n, 0) for n in numbers)
             return [Pairs(self._drawn(len(x), self.count, self.width), x, x) for x in none]
         k, count = min(self.mixture.chosen, self.count), self.count
@@ -250,6 +257,8 @@ class _Probe:
 
     def _run(self, module: nn.Module, pairs: Pairs) -> Tensor:
         at = self.mixture
+        if at.counts is not None:
+            return self._sorted(module, at.counts, pairs)
         if at.experts is None:
             lying = pairs.tokens.transpose(0, 1)
             made = module(lying if at.dims == 3 else lying.flatten(0, 1))
@@ -258,11 +267,21 @@ class _Probe:
         given = dict(zip(names, pairs, strict=True))
         return _called(module, given).reshape(len(pairs.tokens), -1)
 
+    def _sorted(self, module: nn.Module, counts: str, pairs: Pairs) -> Tensor:
+        """Run a module that is told how many tokens each expert has."""
+        chosen = pairs.experts.flatten()
+        held = module.get_parameter(next(iter(self.mixture.parameters)))
+        each = chosen.bincount(minlength=len(held))
+        order = chosen.argsort(stable=True)
+        told = each.tolist() if self.mixture.listed else each
+        made = _called(module, {self.mixture.tokens: pairs.tokens[order], counts: told})
+        return made[order.argsort()]
+
     def _apart(
         self, parts: Sequence[nn.Module], ranges: Sequence[tuple[int, int]], pairs: Pairs
     ) -> Tensor:
         """Return the sum over experts, each pair computed by the module that has its expert."""
-        if self.mixture.experts is None:
+        if not self.mixture.chosen:
             own = (pairs._replace(tokens=pairs.tokens[:, a:b]) for a, b in ranges)
             return torch.cat(list(map(self._run, parts, own)), 1)
         k = pairs.experts.shape[1]
@@ -271,15 +290,15 @@ class _Probe:
             pairs.experts.reshape(-1, 1).repeat(1, self.mixture.columns),
             pad(pairs.weights.reshape(-1, 1), (0, self.mixture.columns - 1)),
         )
-        out = torch.zeros(len(alone.tokens), self.width, dtype=self.dtype)
+        found: list[tuple[Tensor, Tensor]] = []
         for part, (first, last) in zip(parts, ranges, strict=True):
             own_expert = alone.experts[:, 0]
             mine = ((own_expert >= first) & (own_expert < last)).nonzero().flatten()
             if len(mine):
                 own = alone.rows(mine)
-                given = own._replace(experts=own.experts - first)
-                out = out.index_add(0, mine, self._run(part, given))
-        return out.view(-1, k, self.width).sum(1)
+                found.append((mine, self._run(part, own._replace(experts=own.experts - first))))
+        at, made = map(torch.cat, zip(*found, strict=True))
+        return made[at.argsort()].view(len(pairs.tokens), k, -1).sum(1)
 
     def _with_gradients(
         self, pairs: Pairs, run: Callable[[Pairs], Tensor], modules: Sequence[nn.Module]

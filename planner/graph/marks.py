@@ -180,7 +180,8 @@ class Marks:
     travelling: set[tuple[str, tuple[int, int]]] = _dims()
     """(tokens, experts of each and in all): they travel to the ranks of `ep` that hold these.
 
-    Of each 0, if the tokens lie by expert.
+    Of each 0, if the tokens lie by expert. What comes back of these has an entry of its own, with 0
+    in all.
     """
 
     data_sized: set[tuple[str, int]] = _dims()

@@ -94,7 +94,8 @@ class Dispatcher:
         self.group, self.count, self.path = mesh[EP], plan.count, path
         self.columns = plan.columns
         names, varargs = positions(forward)
-        slots = filter(None, (plan.tokens, plan.experts, plan.weights))
+        self.lying, self.made = plan.experts is None, plan.width
+        slots = filter(None, (plan.tokens, plan.experts, plan.weights, plan.counts))
         self.arguments = [(slot, index_of(slot, names, varargs)) for slot in slots]
         ranks = range(self.group.size)
         self.held = [shard_range(plan.count, rank, self.group.size) for rank in ranks]
@@ -121,17 +122,17 @@ class Dispatcher:
             return code(module, *args, **kwargs)
         given, named = [*args], {**kwargs}
         places = [self._place(*argument, given, named) for argument in self.arguments]
-        if len(places) == 1:
-            ((at, where),) = places
-            return self._lying(lambda: code(module, *given, **named), module, at, where)
+        if self.lying:
+            return self._lying(lambda: code(module, *given, **named), module, *places)
         tokens, experts, weights = (where[at] for at, where in places)
         chosen, of_each = experts.reshape(-1), experts.shape[-1]
         order = chosen.argsort(stable=True)
-        route, here = self._route(chosen)
+        route, here = self._route(torch.bincount(chosen, minlength=self.count), len(chosen))
         rows = tokens.reshape(-1, tokens.shape[-1])[order // of_each]
         came = _Exchange.apply(rows, route)
         weigh = _Exchange.apply(weights.reshape(-1, 1)[order], route)
-        told = here.unsqueeze(-1).repeat(1, self.columns), pad(weigh, (0, self.columns - 1))
+        columns = here.to(chosen).unsqueeze(-1).repeat(1, self.columns)
+        told = columns, pad(weigh, (0, self.columns - 1))
         for (at, where), value in zip(places, (came, *told), strict=True):
             where[at] = value
         made = self._computed(lambda: code(module, *given, **named), module, came, weigh)
@@ -143,24 +144,29 @@ class Dispatcher:
     run: Any = torch.compiler.disable(_run)
 
     def _lying(
-        self, compute: Callable[[], Tensor], module: nn.Module, at: Any, where: Any
+        self,
+        compute: Callable[[], Tensor],
+        module: nn.Module,
+        place: tuple[Any, Any],
+        of_counts: tuple[Any, Any] | None = None,
     ) -> Tensor:
-        """Run the module's own code on tokens that lie by expert, as many of a rank for each.
+        """Run the module's own code on tokens that lie by expert.
 
-        Shapes: tokens [E * T, H] or [E, T, H], and the same for the output.
+        Shapes: as many for each, [E * T, H] or [E, T, H]; or [T, H] with counts [E]. The output has
+        the same but for its last dim.
 
         Raises:
-            UsageError: there are not as many tokens for each expert.
+            UsageError: the rows are not as many as all experts have.
         """
+        at, where = place
         tokens = where[at]
         rows = tokens.reshape(-1, tokens.shape[-1])
-        each, rest = divmod(len(rows), self.count)
-        if rest:
-            raise UsageError(
-                f"'{self.path}' was given {len(rows)} rows, and it has {self.count} experts"
-            )
-        experts = torch.arange(self.count, device=rows.device).repeat_interleave(each)
-        route, here = self._route(experts)
+        if of_counts is None:
+            told = [len(rows) // self.count] * self.count
+        else:
+            told = of_counts[1][of_counts[0]]
+        counts = torch.as_tensor(told, dtype=torch.int64, device=rows.device)
+        route, here = self._route(counts, len(rows))
         came = _Exchange.apply(rows, route)
         by_expert = here.argsort(stable=True)
         turned = came[by_expert]
@@ -168,6 +174,9 @@ class Dispatcher:
         if tokens.dim() == 3 and len(turned):
             turned = turned.view(last - first, -1, turned.shape[-1])
         where[at] = turned
+        if of_counts is not None:
+            own = here.bincount(minlength=last - first)
+            of_counts[1][of_counts[0]] = own.to(told) if isinstance(told, Tensor) else own.tolist()
         made = self._computed(compute, module, came)
         back = _Exchange.apply(made[by_expert.argsort()], route.back)
         return back.view(*tokens.shape[:-1], back.shape[-1])
@@ -181,22 +190,28 @@ class Dispatcher:
             raise UsageError(f"'{self.path}' was called without '{name}', by which tokens travel")
         return at, where
 
-    def _route(self, chosen: Tensor) -> tuple[Route, Tensor]:
+    def _route(self, counts: Tensor, rows: int) -> tuple[Route, Tensor]:
         """Return the route of this rank's pairs, and its own number for the expert of each to come.
 
-        The counts wait for the device once in each call.
+        The counts of its pairs for each expert wait for the device once in each call.
+
+        Raises:
+            UsageError: there are counts for other experts, or for other than `rows` pairs.
         """
-        counts = torch.bincount(chosen, minlength=self.count)
-        if len(counts) > self.count:
+        if len(counts) != self.count:
             raise UsageError(
                 f"'{self.path}' was given expert {len(counts) - 1}, and it has {self.count}"
             )
         every = all_gather(counts, self.group).cpu()
+        if (found := int(every[self.group.rank].sum())) != rows:
+            raise UsageError(
+                f"'{self.path}' was given {rows} rows, and its {self.count} experts have {found}"
+            )
         own, (first, last) = self.group.rank, self.held[self.group.rank]
         send = tuple(int(every[own, a:b].sum()) for a, b in self.held)
         mine = every[:, first:last]
         numbers = torch.arange(last - first).repeat(self.group.size)
-        here = numbers.repeat_interleave(mine.reshape(-1)).to(chosen.device, chosen.dtype)
+        here = numbers.repeat_interleave(mine.reshape(-1)).to(counts.device)
         return Route(self.group, send, tuple(mine.sum(1).tolist())), here
 
     def _computed(
@@ -207,7 +222,7 @@ class Dispatcher:
         if len(came):
             made = compute().reshape(len(came), -1)
         else:
-            made = came.new_empty(0, self.width or came.shape[-1])
+            made = came.new_empty(0, self.width or self.made or came.shape[-1])
             trained = any(p.requires_grad for p in module.parameters())
             needed += [torch.zeros((), requires_grad=True)] * trained
         return _After.apply(made, *needed) if torch.is_grad_enabled() else made

@@ -69,6 +69,67 @@ def test_tokens_that_lie_by_expert_may_travel(dims: int) -> None:
         assert found is not None and why in found
 
 
+class Counted(nn.Module):
+    """One product for each expert, with the tokens that lie at it."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.experts = EXPERTS
+        self.weight = nn.Parameter(torch.empty(EXPERTS, inner, width))
+
+    def forward(self, x: Tensor, counts: Any) -> Tensor:
+        parts = x.split(counts.tolist() if isinstance(counts, Tensor) else counts)
+        return torch.cat([self.one(part, n) for n, part in enumerate(parts)])
+
+    def one(self, x: Tensor, expert: int) -> Tensor:
+        return F.linear(x, self.weight[expert])
+
+
+class CountedTogether(Counted):
+    """Divided by how many tokens the expert has."""
+
+    def one(self, x: Tensor, expert: int) -> Tensor:
+        return super().one(x, expert) / len(x)
+
+
+class CountedByNumber(Counted):
+    """The first expert does something else."""
+
+    def one(self, x: Tensor, expert: int) -> Tensor:
+        return super().one(x, expert) * (1 + (expert == 0))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_tokens_with_counts_may_travel(listed: bool) -> None:
+    for cls, why in ((Counted, None), (CountedTogether, BESIDE), (CountedByNumber, SUM)):
+        with torch.device("meta"):
+            module = cls(WIDTH, 64)
+        held: Any = {"counts": "counts", "listed": listed, "given": 64}
+        lying = (EXPERTS, 1, WIDTH, {"weight": EXPERTS}, {"experts": EXPERTS})
+        found = fault(module, Mixture("x", None, None, *lying, **held))
+        assert found is None if why is None else found is not None and why in found
+
+
+class Routed(nn.Module):
+    """Tokens sorted by expert on their way through two modules, each with a weight for each."""
+
+    def __init__(self, listed: bool) -> None:
+        super().__init__()
+        self.enter, self.router = nn.Linear(16, WIDTH), nn.Linear(WIDTH, EXPERTS)
+        self.up, self.down, self.listed = Counted(WIDTH, 64), Counted(64, WIDTH), listed
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.enter(x)
+        rows = hidden.flatten(0, -2)
+        weights, chosen = self.router(rows).softmax(-1).topk(2, -1)
+        order = chosen.flatten().argsort(stable=True)
+        counts: Any = chosen.flatten().bincount(minlength=EXPERTS)
+        counts = counts.tolist() if self.listed else counts
+        made = self.down(F.silu(self.up(rows[order // 2], counts)), counts)
+        made = made * weights.flatten()[order, None]
+        return torch.zeros_like(rows).index_add(0, order // 2, made).view(hidden.shape)
+
+
 class Filled(nn.Module):
     """Each expert gets the tokens that want it most, and as many."""
 
@@ -89,20 +150,29 @@ class Filled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("flat", "mesh"),
-    [(True, {"ep": 4, "tp": 1}), (False, {"ep": 2, "tp": 2}), (True, {"ep": 8, "tp": 1})],
+    ("model", "mixtures", "mesh"),
+    [
+        (Filled(True), ["mixture"], {"ep": 4, "tp": 1}),
+        (Filled(False), ["mixture"], {"ep": 2, "tp": 2}),
+        (Filled(True), ["mixture"], {"ep": 8, "tp": 1}),
+        (Routed(True), ["up", "down"], {"ep": 2, "tp": 2}),
+        (Routed(False), ["up", "down"], {"ep": 4, "tp": 1}),
+    ],
 )
-def test_tokens_that_lie_by_expert(flat: bool, mesh: dict[str, int]) -> None:
+def test_tokens_that_lie_by_expert(
+    model: nn.Module, mixtures: list[str], mesh: dict[str, int]
+) -> None:
     """As in one process, on ranks without experts, too; what they are sent is predicted."""
     torch.manual_seed(0)
-    model = Filled(flat).double()
-    for p in model.mixture.parameters():
+    model = copy.deepcopy(model).double()
+    for p in (p for name in mixtures for p in model.get_submodule(name).parameters()):
         nn.init.normal_(p, std=0.2)
     x = torch.randn(8, 7, 16, dtype=torch.float64)
     how: Any = {"args": (x,), "batch": 8, "seq": 7, "phase": "train"}
     plan = planning.plan(model, mesh=mesh, **how)
-    assert plan.modules["mixture"].dispatch is not None
-    assert plan.modules["mixture"].dispatch.experts is None
+    for name in mixtures:
+        dispatch = plan.modules[name].dispatch
+        assert dispatch is not None and dispatch.experts is None
     shardwright.check(plan, model, args=(x,))
     want = model(x)
     want.sin().sum((1, 2)).mean().backward()

@@ -199,13 +199,79 @@ def test_tokens_that_lie_by_expert(each: tuple[int, ...], dims: int) -> None:
         ]
 
 
+class Counted(Experts):
+    """Tokens [T, H] that lie by expert, and how many each has; it gives more for each."""
+
+    def forward(self, x: Tensor, counts: Any) -> Tensor:  # pyright: ignore
+        each = counts.tolist() if isinstance(counts, Tensor) else counts
+        parts = zip(x.split(each), self.up, strict=True)
+        return torch.cat([F.silu(F.linear(part, up)) for part, up in parts])
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("each", [[(0, 3, 1, 0, 2), (4, 0, 0, 1, 1)], [(0, 0, 0, 2, 0)] * 3])
+def test_tokens_that_lie_by_expert_with_counts(each: list[tuple[int, ...]], listed: bool) -> None:
+    """Of some ranks no expert gets a token; what it gives is not as wide as a token."""
+    torch.manual_seed(0)
+    whole = Counted()
+    dispatch = Dispatch(tokens="x", counts="counts", count=EXPERTS, width=INNER)
+    spec = spread().model_copy(update={"dispatch": dispatch})
+    given = [torch.randn(sum(n), WIDTH, dtype=torch.float64, requires_grad=True) for n in each]
+    want = [whole(x, [*n]) for x, n in zip(given, each, strict=True)]
+    torch.stack([out.square().sum() for out in want]).sum().backward()
+
+    def work(mesh: Mesh) -> list[Call]:
+        local, rank = copy.deepcopy(whole), mesh["ep"].rank
+        local.zero_grad()
+        apply_module(local, spec, mesh, path="experts")
+        mine = given[rank].detach().clone().requires_grad_()
+        counts: Any = [*each[rank]] if listed else torch.tensor(each[rank], dtype=torch.int32)
+        with count_collectives() as calls:
+            out = local(mine, counts)
+        torch.testing.assert_close(out, want[rank], rtol=0, atol=1e-9)
+        out.square().sum().backward()
+        torch.testing.assert_close(mine.grad, given[rank].grad)
+        first, last = local._shardwright.dispatcher.held[rank]  # type: ignore[union-attr]
+        found = torch.zeros_like(local.up) if local.up.grad is None else local.up.grad
+        assert whole.up.grad is not None
+        torch.testing.assert_close(found, whole.up.grad[first:last])
+        return calls
+
+    ranks = len(each)
+    for rank, calls in enumerate(run_ranks(ranks, work, {"ep": ranks, "tp": 1})):
+        first, last = shard_range(EXPERTS, rank, ranks)
+        came = sum(sum(n[first:last]) for n in each)
+        assert calls == [
+            Call("all_gather", 8 * EXPERTS),
+            Call("all_to_all", 8 * sum(each[rank]) * WIDTH),
+            Call("all_to_all", 8 * came * INNER),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [([1, 1, 1, 1, 1], "7 rows, and its 5 experts have 5"), ([7], "expert 0, and it has 5")],
+)
+def test_counts_of_other_tokens(counts: list[int], text: str) -> None:
+    dispatch = Dispatch(tokens="x", counts="counts", count=EXPERTS, width=INNER)
+    spec = spread().model_copy(update={"dispatch": dispatch})
+
+    def work(mesh: Mesh) -> None:
+        local = Counted()
+        apply_module(local, spec, mesh, path="experts")
+        with pytest.raises(UsageError, match=f"'experts' was given {text}"):
+            local(torch.randn(7, WIDTH, dtype=torch.float64), counts)
+
+    run_ranks(2, work, {"ep": 2, "tp": 1})
+
+
 def test_tokens_that_do_not_lie_by_expert() -> None:
     spec = spread().model_copy(update={"dispatch": Dispatch(tokens="x", count=EXPERTS)})
 
     def work(mesh: Mesh) -> None:
         local = Lying()
         apply_module(local, spec, mesh, path="experts")
-        with pytest.raises(UsageError, match="'experts' was given 7 rows, and it has 5 experts"):
+        with pytest.raises(UsageError, match="was given 7 rows, and its 5 experts have 5"):
             local(torch.randn(7, WIDTH, dtype=torch.float64))
 
     run_ranks(2, work, {"ep": 2, "tp": 1})
