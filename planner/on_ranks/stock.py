@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,15 +37,19 @@ CASTS = 1e-5
 
 @dataclass(frozen=True)
 class Table:
-    """Transformers splits the model by a table of its styles, or by a plan with our style."""
+    """Transformers splits the model by a table of its styles, or by a plan with our style.
+
+    With rules for `experts`, these are spread over all ranks, and tokens are sent to them.
+    """
 
     styles: Mapping[str, str] | Plan
+    experts: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
         """Load the split model from `directory`. All ranks must call this."""
         given = self.styles
         table = tp_plan(given) if isinstance(given, Plan) else dict(given)
-        return _from_pretrained(cls, directory, dtype, table)
+        return _from_pretrained(cls, directory, dtype, table, dict(self.experts))
 
 
 @dataclass(frozen=True)
@@ -161,13 +165,17 @@ def compared(
     )
 
 
-def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[str, str]) -> Any:
+def _from_pretrained(
+    cls: Any, directory: str, dtype: torch.dtype, table: dict[str, str], experts: dict[str, str]
+) -> Any:
     from transformers.distributed import DistributedConfig
     from transformers.utils import is_accelerate_available
 
     if not is_accelerate_available():
         raise UsageError("transformers splits no model without accelerate: pip install accelerate")
-    how = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=table)
+    ranks = dist.get_world_size()
+    spread: Any = {"ep_size": ranks, "ep_plan": experts, "ep_implementation": "all_to_all"}
+    how = DistributedConfig(tp_size=ranks, tp_plan=table, **(spread if experts else {}))
     config = read_config(directory)
     with trusting(False):
         return cls.from_pretrained(directory, config=config, distributed_config=how, dtype=dtype)

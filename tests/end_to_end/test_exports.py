@@ -1,11 +1,13 @@
 """What is exported, run by torch and by transformers on two real ranks."""
 
+import json
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 import shardwright
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.on_ranks.stock import Table, try_out
 from tests import planning, zoo
 
@@ -33,6 +35,35 @@ def test_transformers_carries_out_a_whole_plan(tmp_path) -> None:
     model.save_pretrained(tmp_path)
     ran = try_out(Table(plan), type(model), str(tmp_path), zoo.inputs("gpt2", config), 2)
     assert ran.ok and ran.bytes == 2 * max(plan.predicted.parameter_bytes)  # in float64
+
+
+@needs_accelerate
+def test_transformers_sends_tokens_to_experts_as_in_its_own_table() -> None:
+    model: Any
+    _, model = zoo.build("qwen3_moe")
+    plan = planning.plan(model, mesh={"ep": 2, "tp": 2})
+    made = json.loads(shardwright.export(plan, "transformers", model=model))
+    assert made["base_model_ep_plan"] == type(model.config).base_model_ep_plan
+    assert (made["tp_size"], made["fsdp_size"], made["ep_size"]) == (2, 2, 4)
+    assert not any("experts" in key for key in made["base_model_tp_plan"])
+    assert max(made["proof"]["logits"], made["proof"]["gradients"]) < 1e-9
+    held = made["lost"]["bytes_a_rank"]
+    assert held["table"] == held["plan"] < 0.35 * held["unsplit"]
+
+
+def test_experts_that_transformers_cannot_spread() -> None:
+    """They are told counts, or ranks have other numbers of them; other formats have none."""
+    model: Any
+    _, model = zoo.build("jetmoe")
+    plan = planning.plan(model, mesh={"ep": 2, "tp": 1})
+    with pytest.raises(PlanError, match="input_linear' takes inputs, expert_size: use shardwright"):
+        shardwright.export(plan, "transformers", model=model)
+    _, model = zoo.build("qwen3_moe")
+    plan = planning.plan(model, mesh={"ep": 3, "tp": 1})
+    with pytest.raises(PlanError, match="experts' has 4 for 3: use shardwright.load"):
+        shardwright.export(plan, "transformers", model=model)
+    with pytest.raises(UsageError, match="the plan has copies of the model"):
+        shardwright.export(plan, "torch", model=model)
 
 
 @needs_accelerate

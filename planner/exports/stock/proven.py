@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError, ShardwrightError, UsageError
-from shardwright.planner.contract.mesh import CP
+from shardwright.planner.contract.mesh import CP, EP
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.experts import DISPATCH, expert_ranks, expert_rules
 from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
 from shardwright.planner.exports.stock.table import MOST, Table, candidates, held
 from shardwright.planner.on_ranks.small import small
@@ -32,6 +33,8 @@ FORWARD = {
     "embedding_colwise", "moe_tp_experts", "all_reduce", BY_DTENSORS,
 }  # fmt: skip
 """Styles with a collective in the forward pass."""
+TRAVEL = {"forward": 3, "backward": 2}
+"""Collectives of a module whose tokens travel: their counts, tokens and results, and gradients."""
 BACKWARD = {
     "colwise": 1, "packed_colwise": 1, "moe_tp_experts": 2, "mla_kv_a_proj": 1,
     "replicated_with_grad_allreduce": 1, "rowwise_split_input": 1, "colwise_gather_output": 1,
@@ -92,6 +95,8 @@ class Proven:
     table: Table
     ran: Ran
     ranks: int
+    experts: Table
+    """Rules for experts that are spread."""
 
     def lost(self) -> dict[str, Any]:
         """Return costs of the plan and of the table: bytes, collectives, gathered modules."""
@@ -103,6 +108,8 @@ class Proven:
             if s == BY_TORCH and not isinstance(whole.get_submodule(n), nn.Embedding)
         }
         styles = list(names.values())
+        spread = read(self.experts, whole).modules.values() if self.experts else ()
+        sent = {p: n * sum(s == DISPATCH for s in spread) for p, n in TRAVEL.items()}
         ours = {p: sum(c.count for c in self.plan.predicted.collectives if c.phase == p)
                 for p in ("forward", "backward")}  # fmt: skip
         gathered = {pattern(n) for n, s in names.items() if s in (COLUMN[1], BY_DTENSORS)}
@@ -110,16 +117,17 @@ class Proven:
             "bytes_a_rank": {"plan": max(self.plan.predicted.parameter_bytes),
                              "table": self.bytes, "unsplit": self.plan.predicted.unsharded_bytes},
             "collectives_forward": {"plan": ours["forward"],
-                                    "table": sum(s in FORWARD for s in styles)},
+                                    "table": sum(s in FORWARD for s in styles) + sent["forward"]},
             "collectives_backward": {"plan": ours["backward"],
-                                     "table": sum(BACKWARD.get(s, 0) for s in styles)},
+                                     "table": sum(BACKWARD.get(s, 0) for s in styles)
+                                     + sent["backward"]},
             "gathered": sorted(gathered),
         }  # fmt: skip
 
     @property
     def bytes(self) -> int:
         """Return the bytes of parameters and buffers on the fullest rank."""
-        return sum(held(self.table, self.model.whole, self.plan.mesh["tp"]).values())
+        return sum(_held(self.plan, self.model.whole, self.table, self.experts).values())
 
     def proof(self) -> dict[str, Any]:
         """Return the size of the run and its differences."""
@@ -132,9 +140,9 @@ class Proven:
         }
 
 
-def ranks_to_run(plan: Plan) -> int:
-    """Return how many processes try an export."""
-    if plan.batch_dims or CP in plan.mesh:
+def ranks_to_run(plan: Plan, spread: bool = False) -> int:
+    """Return how many processes try an export; `spread` says that the format may spread experts."""
+    if {*plan.batch_dims} - ({EP} if spread else set()) or CP in plan.mesh:
         raise UsageError(
             "the plan has copies of the model: plan with tp alone, and ask the other runtime "
             "for copies"
@@ -144,7 +152,7 @@ def ranks_to_run(plan: Plan) -> int:
             "the plan gives ranks parts of different sizes, and other runtimes share out evenly: "
             "plan without speeds and with one memory for all ranks, or use shardwright.load"
         )
-    return plan.mesh["tp"] if plan.mesh["tp"] <= 4 else 2
+    return plan.mesh["tp"] if plan.mesh["tp"] <= 4 and EP not in plan.mesh else 2
 
 
 def proven(
@@ -153,6 +161,7 @@ def proven(
     way: Callable[[Table], Way],
     expressed: Callable[[Table], str | None] = lambda table: None,
     what: str = "transformers' styles",
+    spread: bool = False,
 ) -> Proven:
     """Return the first table that gives the unsharded model's results in the plan's memory.
 
@@ -162,13 +171,15 @@ def proven(
         way: Turns a table into what is run.
         expressed: Returns why the format cannot express a table; None if it can.
         what: The styles of the format, for messages.
+        spread: Whether the format may spread experts.
 
     Raises:
         PlanError: no table qualifies; the message says why the first one failed.
     """
-    ranks, why = ranks_to_run(plan), ""
+    ranks, why = ranks_to_run(plan, spread), ""
+    experts = expert_rules(plan, model.whole)
     for table in candidates(plan, model.whole):
-        reason = expressed(table) or _heavier(plan, model.whole, table)
+        reason = expressed(table) or _heavier(plan, model.whole, table, experts)
         if reason is not None:
             why = why or f"{what} cannot express this plan: {reason}"
             continue
@@ -177,23 +188,29 @@ def proven(
         except ShardwrightError as error:
             why = why or f"{what} do not run: {error}"
             continue
-        if ran.ok and ran.share <= MOST * _share(table, model.small, ranks):
-            return Proven(plan, model, table, ran, ranks)
+        if ran.ok and ran.share <= MOST * _share(table, experts, model.small, ranks):
+            return Proven(plan, model, table, ran, ranks, experts)
         why = why or (
             f"{what} differ from the unsplit model: logits by {ran.logits:.1e}, gradients by "
             f"{ran.gradients:.1e} ({ran.worst}), or hold more: {ran.share:.0%} of all bytes"
         )
-    raise PlanError(f"{why}; shardwright.load, and --to transformers --own-styles, carry out all")
+    ours = "shardwright.load" if experts else "shardwright.load, or --to transformers --own-styles"
+    raise PlanError(f"{why}: use {ours}")
 
 
-def _share(table: Table, model: nn.Module, ranks: int) -> float:
+def _share(table: Table, experts: Table, model: nn.Module, ranks: int) -> float:
     """Return the fullest rank's share of all bytes."""
-    return sum(held(table, model, ranks).values()) / sum(held({}, model, 1).values())
+    ours = held(table, model, ranks, experts, ranks)
+    return sum(ours.values()) / sum(held({}, model, 1).values())
 
 
-def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
+def _held(plan: Plan, model: nn.Module, table: Table, experts: Table) -> dict[str, int]:
+    return held(table, model, plan.mesh["tp"], experts, expert_ranks(plan))
+
+
+def _heavier(plan: Plan, model: nn.Module, table: Table, experts: Table) -> str | None:
     """Describe what a table replicates that the plan shards; None if that is little."""
-    sizes, ours = held(table, model, plan.mesh["tp"]), max(plan.predicted.parameter_bytes)
+    sizes, ours = _held(plan, model, table, experts), max(plan.predicted.parameter_bytes)
     if sum(sizes.values()) <= MOST * ours:
         return None
     whole = _whole(plan, model, sizes)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.api import plan as make_plan
+from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.experts import expert_ranks, expert_rules
 from shardwright.planner.exports.stock.proven import Model, proven, ranks_to_run
 from shardwright.planner.exports.stock.table import MOST, WHOLE
 from shardwright.planner.on_ranks.stock import Source, Table
@@ -39,17 +42,23 @@ BY_VLLM = {"embedding_rowwise", "embedding_colwise", "colwise_gather_output"}
 def to_transformers(plan: Plan, model: Any = None, own_styles: bool = False, **how: Any) -> str:
     """Return JSON for `DistributedConfig(tp_size=..., tp_plan=...)`.
 
-    With `own_styles`, return Python that uses our style, which carries out the full plan and needs
+    Of a plan with `ep` it also has `ep_size`, `ep_plan` and, for its copies, `fsdp_size`. With
+    `own_styles`, return Python that uses our style, which carries out the full plan and needs
     Shardwright.
     """
     subject = Model.read(plan, model, **how)
     if own_styles:
         return _with_own_style(plan, subject)
-    found = proven(plan, subject, Table)
+    experts = expert_rules(plan, subject.whole)
+    found = proven(plan, subject, partial(Table, experts=experts), spread=True)
     base, head = by_class(found.table, subject.whole)
+    of_experts = {
+        "fsdp_size": plan.mesh.get(EP), "ep_size": expert_ranks(plan), "ep_plan": experts,
+        "base_model_ep_plan": by_class(experts, subject.whole)[0],
+    }  # fmt: skip
     return _json(
         tp_size=plan.mesh["tp"], tp_plan=found.table, base_model_tp_plan=base, _tp_plan=head,
-        lost=found.lost(), proof=found.proof(),
+        **(of_experts if experts else {}), lost=found.lost(), proof=found.proof(),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from shardwright.planner.contract.names import grouped, is_within, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.experts import ROWS, expert_rules, is_expert
 from shardwright.planner.exports.stock.styles import (
     BY_TORCH,
     COLUMN,
@@ -49,8 +50,22 @@ def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
                 yield table
 
 
-def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, int]:
-    """Return the bytes of each parameter and buffer on the fullest rank, tied ones once."""
+def held(
+    table: Mapping[str, str],
+    model: nn.Module,
+    ranks: int,
+    experts: Mapping[str, str] | None = None,
+    spread: int = 1,
+) -> dict[str, int]:
+    """Return the bytes of each parameter and buffer on the fullest rank, tied ones once.
+
+    Args:
+        table: Rules for `ranks` ranks.
+        model: The model.
+        ranks: Ranks that shard a parameter.
+        experts: Rules for experts, if any.
+        spread: Ranks over which these are spread.
+    """
     styles = read(table, model).parameters if table else {}
     out: dict[str, int] = {}
     seen: set[int] = set()
@@ -63,6 +78,8 @@ def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, in
         dim = split_dim(style_of(styles[name]), name, len(shape)) if name in styles else None
         if dim is not None:
             shape[dim] = -(-shape[dim] // ranks)
+        if experts and experts.get(general(name)) == ROWS:
+            shape[0] = -(-shape[0] // spread)
         out[name] = prod(shape) * tensor.element_size()
     return out
 
@@ -92,12 +109,15 @@ def _table(
 ) -> Table:
     """Make the table of a choice; `shared` are keys of modules that no single style fits."""
     config: Any = model.config
+    experts = expert_rules(plan, model)
     rotary = getattr(config.get_text_config(), "qk_rope_head_dim", None)
     found: dict[str, list[str | None]] = {}
     linear: dict[str, bool] = {}
     leaves: dict[str, bool] = {}
     for name, module in model.named_modules():
-        if general(name) in shared:
+        if is_expert(name, experts):
+            styles = {}
+        elif general(name) in shared:
             styles = {name: BY_TORCH}
         else:
             spec = plan.module(name)
