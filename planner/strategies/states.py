@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 
-from shardwright.planner.graph.axes import Axes, Dim, atoms_of, find
+from shardwright.planner.graph.axes import Axes, Dim, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
@@ -58,7 +58,7 @@ class States:
         The parts of a dim that is cut at a run-time size (the used and the unused rows of a table
         of positions) are of run-time size themselves.
         """
-        fixed: set[int] = set()
+        fixed = {*self.of_own_experts}
         kinds = {id(dims): dims for dims in self.axes.dims.values()}  # equal blocks share dims
         for dim in {find(d).id: d for dims in kinds.values() for d in dims}.values():
             fixed |= cut_at_run_time(dim)
@@ -67,6 +67,13 @@ class States:
             for mask in found if atom not in fixed else ():
                 out.setdefault(mask, set()).add(atom)
         return {mask: frozenset(atoms) for mask, atoms in out.items()}
+
+    @cached_property
+    def of_own_experts(self) -> frozenset[int]:
+        """Axes of experts that ranks share out and by which tokens lie: tp shards none of these."""
+        marks = self.graph.marks
+        spread = (name for name, _ in marks.spread_experts if (name, 0) in marks.fixed)
+        return frozenset(a.id for name in spread for a in leaves_of(self.axes.dims[name][0]))
 
     @cached_property
     def _stored(self) -> frozenset[str]:
