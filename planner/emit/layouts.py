@@ -26,7 +26,8 @@ class Layouts:
         weights = (u.stored for u in graph.uses if not u.is_buffer)
         self.known = {a.id for w in weights for d in states.axes.dims[w] for a in leaves_of(d)}
         # Code that computes with the experts of a rank may have their number as a dim, too.
-        self.known -= states.of_own_experts
+        spread = (n for n, _ in graph.marks.spread_experts if (n, 0) in graph.marks.fixed)
+        self.known -= {a.id for n in spread for a in leaves_of(states.axes.dims[n][0])}
         self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
         self._placements: dict[tuple[int, State, bool, bool], Placement] = {}
         self.spread = dict(graph.marks.spread_experts)

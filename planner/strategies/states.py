@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 
-from shardwright.planner.graph.axes import Axes, Dim, atoms_of, find, leaves_of
+from shardwright.planner.graph.axes import Axes, Dim, atoms_of, factors_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
@@ -70,10 +70,10 @@ class States:
 
     @cached_property
     def of_own_experts(self) -> frozenset[int]:
-        """Axes of experts that ranks share out and by which tokens lie: tp shards none of these."""
-        marks = self.graph.marks
-        spread = (name for name, _ in marks.spread_experts if (name, 0) in marks.fixed)
-        return frozenset(a.id for name in spread for a in leaves_of(self.axes.dims[name][0]))
+        """Axes of experts that the ranks of `ep` share out: tp shards none of these."""
+        dims = (self.axes.dims[name][0] for name, _ in self.graph.marks.spread_experts)
+        firsts = (next(factors_of(dim)) for dim in dims)
+        return frozenset(a.id for first in firsts for a in leaves_of(first))
 
     @cached_property
     def _stored(self) -> frozenset[str]:
