@@ -15,8 +15,8 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistribution
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import parameter_plan
-from shardwright.planner.emit.redistributions import crossed, redistribution
-from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Use
+from shardwright.planner.emit.redistributions import redistribution
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Use, crossed
 from shardwright.planner.problem.builder import FREE, CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.state import State

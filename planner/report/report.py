@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -29,6 +29,7 @@ from shardwright.planner.wording import (
     mesh_in_words,
     objective_in_words,
     placement_in_words,
+    ranges,
     solver_in_words,
     workload_in_words,
 )
@@ -161,17 +162,6 @@ def _equal_layers(groups: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]
             numbers = ranges(int(m.rpartition(".")[2]) for m in members)
             title = f"{name.removesuffix('*')}{numbers} ({len(members)} layers)"
         yield title, [*rows]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Write ascending numbers as ranges: `0-2, 5`."""
-    found: list[list[int]] = []
-    for n in sorted(numbers):
-        if found and found[-1][1] == n - 1:
-            found[-1][1] = n
-        else:
-            found.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[Row]:
