@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.planner.contract.mesh import CP, Coords
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import grouped, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import (
     ModulePlan,
@@ -153,9 +153,7 @@ def _split(plan: Plan) -> RenderableType:
 
 def _equal_layers(groups: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
     """Yield groups with titles; layers of a stack with equal rows are one: `layers.3-60 (58)`."""
-    alike: dict[tuple[str, tuple[Row, ...]], list[str]] = {}
-    for group, rows in groups.items():
-        alike.setdefault((pattern(group), tuple(rows)), []).append(group)
+    alike = grouped(((pattern(group), tuple(rows)), group) for group, rows in groups.items())
     for (name, rows), members in alike.items():
         title = members[0]
         if len(members) > 1:
@@ -230,10 +228,7 @@ def replicated_table(found: Sequence[Replicated]) -> RenderableType:
     table = tables.table(
         tables.name("LARGE_AND_REPLICATED"), tables.number("BYTES"), tables.words("REASON")
     )
-    alike: dict[tuple[str, int, str], list[str]] = {}
-    for entry in found:
-        key = pattern(entry.parameter), entry.bytes, entry.reason
-        alike.setdefault(key, []).append(entry.parameter)
+    alike = grouped(((pattern(e.parameter), e.bytes, e.reason), e.parameter) for e in found)
     before = ""
     for (group, size, reason), names in alike.items():
         many = f"{len(names)} x " if len(names) > 1 else ""
