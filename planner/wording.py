@@ -103,6 +103,17 @@ def objective_in_words(objective: Objective) -> str:
     return f"least time{within} (saving 1 GiB is worth {human_time(round(price * 2**30))})"
 
 
+def ranges(numbers: Iterable[int], to: str = "-") -> str:
+    """Write numbers as ranges, in ascending order: `0-2, 5`."""
+    found: list[list[int]] = []
+    for n in sorted(numbers):
+        if found and found[-1][1] == n - 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}{to}{b}" for a, b in found)
+
+
 def mesh_in_words(plan: Plan) -> str:
     """Return the mesh: `on 4 ranks (dp=2, tp=2)`."""
     mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())

@@ -122,15 +122,12 @@ def load(
             same, or another rank failed.
     """
     dtype, where = as_dtype(dtype), pick_device(device)
-    origin: Any = {"revision": revision, "cache_dir": cache_dir, "token": token}
-    origin["subfolder"] = subfolder
-    origin["local_files_only"] = local_files_only
-    wanted = {"dtype": dtype, "dequantize": bool(dequantize)}
-    wanted["trust_remote_code"] = trust_remote_code
-    given = _plan_wanted(plan, tp, mesh, model, **wanted, **origin)
+    hub = Hub(revision, cache_dir, local_files_only, token, subfolder)
+    wanted = {"dtype": dtype, "dequantize": bool(dequantize), **hub._asdict()}
+    given = _plan_wanted(plan, tp, mesh, model, trust_remote_code=trust_remote_code, **wanted)
     plan, ranks = meet(given, mesh, where, timeout)
     local = own_rows_wanted(cp, plan)
-    how = (plan, weights, dtype, trust_remote_code, Hub(**origin), model_kwargs)
+    how = (plan, weights, dtype, trust_remote_code, hub, model_kwargs)
     opened, failure = tried(lambda: _open_checkpoint(model, *how))
     checkpoint, out = opened or (None, None)
     keep = plan.workload.quantized is not None if dequantize is None else not dequantize
@@ -140,8 +137,8 @@ def load(
         alike["weights"] = checkpoint.digest()
     agree("loading", failure, alike, groups_of(plan.mesh, ranks))
     assert out is not None
-    options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
-    split_and_read(out, plan, ranks, checkpoint, where, keep=keep, **options)
+    options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress, "keep": keep}
+    split_and_read(out, plan, ranks, checkpoint, where, **options)
     if local:
         take_own_rows(out, ranks)
     return cast("LoadedModel", out.eval())
@@ -153,11 +150,7 @@ def split_and_read(
     ranks: Mesh,
     checkpoint: Checkpoint | None,
     device: torch.device,
-    *,
-    dtype: torch.dtype | None = None,
-    allow_surplus: bool = False,
-    progress: bool = False,
-    keep: bool = False,
+    **how: Any,
 ) -> None:
     """Split a model whose parameters are on meta, in place, and read this rank's part of them.
 
@@ -167,10 +160,7 @@ def split_and_read(
         ranks: The mesh; all of its ranks call this.
         checkpoint: What is read; random numbers where there is none.
         device: Where parameters come to lie.
-        dtype: As `load` takes it.
-        allow_surplus: As `load` takes it.
-        progress: As `load` takes it.
-        keep: Hold quantized weights as they are stored.
+        **how: `dtype`, `allow_surplus`, `progress` and `keep`, as `load_weights` takes them.
 
     Raises:
         CheckpointError: on all ranks, where weights do not fit on one of them.
@@ -181,19 +171,9 @@ def split_and_read(
     if checkpoint is None:
         without_weights(model, device)
     else:
+        given = checkpoint, placements(model), ranks.coords
         report, failure = tried(
-            lambda: load_weights(
-                model,
-                checkpoint,
-                placements(model),
-                ranks.coords,
-                device=device,
-                dtype=dtype,
-                allow_surplus=allow_surplus,
-                progress=progress,
-                conversions=conversions,
-                keep=keep,
-            )
+            lambda: load_weights(model, *given, device=device, conversions=conversions, **how)
         )
         agree("loading", failure, groups=groups)
         model.shardwright_report = report  # type: ignore[assignment]

@@ -44,6 +44,12 @@ def is_within(name: str, around: str) -> bool:
     return f"{name}.".startswith(f"{around}.")
 
 
+def prefixes(module: str) -> list[str]:
+    """Return the names of the modules around a module and its own: "", "a", "a.b" for a.b."""
+    words = module.split(".") if module else []
+    return [".".join(words[:n]) for n in range(len(words) + 1)]
+
+
 def numbered(module: str) -> list[str]:
     """Return the numbered modules that `module` is in, itself included, the outermost first."""
     parts = module.split(".")

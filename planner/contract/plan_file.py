@@ -395,6 +395,11 @@ class Plan(SparsePart):
         spec = self.module(owner)
         return spec.parameters.get(key) if spec else None
 
+    def reason(self, name: str) -> str | None:
+        """Return why the large parameter `name` is replicated; None if it is not."""
+        listed = ((r.parameter, r.reason) for r in self.replicated)
+        return next((reason for n, reason in listed if pattern(n) == pattern(name)), None)
+
     def is_shared(self, name: str) -> bool:
         """Whether copies of the model share out the parameter `name`."""
         return name in self.fsdp or pattern(name) in self.fsdp

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwright.planner.contract.names import grouped
-from shardwright.planner.emit.model_blocks import ModelBlocks, prefixes
-from shardwright.planner.emit.redistributions import crossed
-from shardwright.planner.graph.graph import Boundary, Graph, Op
+from shardwright.planner.contract.names import grouped, prefixes
+from shardwright.planner.emit.model_blocks import ModelBlocks
+from shardwright.planner.graph.graph import Boundary, Graph, Op, crossed
 from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.planner.graph.views import is_move
 from shardwright.planner.strategies.state import made_partial

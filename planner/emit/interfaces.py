@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.planner.contract.names import pattern, slot_pattern
+from shardwright.planner.contract.names import pattern, prefixes, slot_pattern
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import Placed
 from shardwright.planner.emit.layouts import Layouts
@@ -84,12 +84,7 @@ def with_sharded_interface(layouts: Layouts) -> set[str]:
 
 def enclosing_modules(changed: Iterable[str]) -> set[str]:
     """Return the modules around `changed` outside of blocks, without the root: users call these."""
-    around = {
-        ".".join(parts[:n])
-        for name in changed
-        for parts in [name.split(".")]
-        for n in range(1, len(parts))
-    }
+    around = {name for module in changed for name in prefixes(module)[1:-1]}
     return {name for name in around if pattern(name) == name}
 
 

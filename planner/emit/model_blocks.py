@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import combinations
 
-from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.names import is_within, prefixes
 
 
 class ModelBlocks:
@@ -47,9 +47,3 @@ class ModelBlocks:
     def _part(self, module: str) -> str:
         """Return the innermost part that contains a module, which may be the module itself."""
         return next((p for p in reversed(prefixes(module)) if p in self.parts), "")
-
-
-def prefixes(module: str) -> list[str]:
-    """Return the names of the modules around a module and its own, outermost first."""
-    words = module.split(".") if module else []
-    return [".".join(words[:n]) for n in range(len(words) + 1)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.planner.contract.plan_file import Redistribution
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.graph.graph import ATTENDS, Boundary
+from shardwright.planner.graph.graph import ATTENDS, Boundary, crossed
 from shardwright.planner.strategies.state import State, made_partial
 
 
@@ -44,11 +44,6 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
                 raise InconsistentBoundary(boundary.module, boundary.slot)
             slots[slot[2:]] = found
     return {side: [c for _, c in sorted(slots.items())] for side, slots in sides.items()}
-
-
-def crossed(boundary: Boundary, around: Boundary | None) -> tuple[str, ...]:
-    """Return the tensors whose states determine the `redistribution` at a boundary."""
-    return (*([around.source] if around else []), boundary.source, boundary.target)
 
 
 def redistribution(

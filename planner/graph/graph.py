@@ -77,6 +77,14 @@ def taken_by(item: Item) -> tuple[str, ...]:
     return item.inputs if isinstance(item, Op) else (item.source,)
 
 
+def crossed(boundary: Boundary, around: Boundary | None) -> tuple[str, ...]:
+    """Return the tensors whose states determine the reshard at a boundary.
+
+    `around` is the boundary just outside of it (`Graph.outer`), by which the tensor came in.
+    """
+    return (*([around.source] if around else []), boundary.source, boundary.target)
+
+
 class Slot(NamedTuple):
     """An input or output position of a module. All calls of the module reshard it in the same way.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -22,6 +22,7 @@ from shardwright.planner.contract.mesh import TP, Coords
 from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.picture.weights import Weight
+from shardwright.planner.wording import ranges
 
 COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7b3fa0",
@@ -74,10 +75,10 @@ def side_of(dim: Dim, ranks: Sequence[Coords]) -> Side:
     held = [local_ranges(dim, at) for at in ranks]
     terms = dim.terms if isinstance(dim, Concat) else (dim,)
     ends = [sum(dim_size(t) or 0 for t in terms[:i]) for i in range(len(terms) + 1)]
-    marks = sorted({*ends, *(edge for ranges in held for one in ranges for edge in one)})
+    marks = sorted({*ends, *(edge for parts in held for one in parts for edge in one)})
     holders: dict[int, list[int]] = {start: [] for start in marks}
-    for rank, ranges in enumerate(held):
-        for start, stop in ranges:
+    for rank, parts in enumerate(held):
+        for start, stop in parts:
             for mark in marks[marks.index(start) : marks.index(stop)]:
                 holders[mark].append(rank)
     found = [Piece(a, b, tuple(holders[a])) for a, b in zip(marks, marks[1:], strict=False)]
@@ -279,12 +280,6 @@ def spans(ranges: list[Range]) -> str:
     return ",\n".join(texts) + (f"\nand {more:,} more" if more > 0 else "")
 
 
-def names(ranks: Mapping[int, object] | Sequence[int]) -> str:
+def names(ranks: Iterable[int]) -> str:
     """Write ranks in words: `0–3, 6`."""
-    rows: list[list[int]] = []
-    for rank in sorted(ranks):
-        if rows and rows[-1][-1] + 1 == rank:
-            rows[-1][-1] = rank
-        else:
-            rows.append([rank, rank])
-    return ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in rows)
+    return ranges(ranks, "–")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -253,14 +254,9 @@ class View:
             ("used as", (entry.use or "") if entry else ""),
             ("code", weight.item.source),
             ("pinned", pin),
-            ("why", self.reason(weight)),
+            ("why", self.plan.reason(weight.one)),
         ]
         return [(what, text) for what, text in found if text]
-
-    def reason(self, weight: Weight) -> str:
-        """Return why a large weight is replicated; empty if it is not."""
-        listed = self.plan.replicated
-        return next((r.reason for r in listed if pattern(r.parameter) == pattern(weight.one)), "")
 
     def explained(self, weight: Weight) -> Explanation | None:
         """Return what a weight's alternatives would cost."""
@@ -295,10 +291,7 @@ class View:
     @property
     def replicated(self) -> list[tuple[str, str, str, str]]:
         """Return (name, bytes, bytes of further copies, reason) of large replicated parameters."""
-        alike: dict[tuple[str, int, str], int] = {}
-        for r in self.plan.replicated:
-            key = (pattern(r.parameter), r.bytes, r.reason)
-            alike[key] = alike.get(key, 0) + 1
+        alike = Counter((pattern(r.parameter), r.bytes, r.reason) for r in self.plan.replicated)
         copies = self.plan.mesh[TP] - 1
         return [
             (f"{name}{f' × {n}' if n > 1 else ''}", human_bytes(n * size),

@@ -16,7 +16,7 @@ from typing import TypeVar
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.redistribution import TransitionCost
-from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, crossed
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
@@ -227,13 +227,12 @@ class _Builder:
     def add_boundaries(self, rigid: frozenset[str]) -> None:
         """Add the possible redistributions at boundaries of modules, with their costs."""
         outer = self.graph.outer()
-        crossed: list[tuple[tuple[str, ...], tuple[Boundary, tuple[str, ...]], int]] = []
+        found: list[tuple[tuple[str, ...], tuple[Boundary, tuple[str, ...]], int]] = []
         for boundary in self.graph.boundaries:
-            around = outer.get(boundary.target)
-            names = (*([around.source] if around else []), boundary.source, boundary.target)
-            crossed.append((names, (boundary, names), self.graph.times(boundary.target)))
+            names = crossed(boundary, outer.get(boundary.target))
+            found.append((names, (boundary, names), self.graph.times(boundary.target)))
         known: dict[object, list[Row]] = {}
-        for scope, ((boundary, names), times) in self.added_up(crossed).items():
+        for scope, ((boundary, names), times) in self.added_up(found).items():
             rigidly = boundary.module in rigid and boundary.side != KEEPS
             at = self._like(boundary, names), rigidly, times
             if at not in known:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.states import States
 
@@ -27,10 +28,7 @@ def unsplittable(
         possible: Per tensor, whether any solution shards it.
         least: Return none unless their bytes exceed this share of all bytes divided by the ranks.
     """
-    readers: dict[str, list[str]] = {}
-    for op in graph.ops:
-        for name in op.inputs:
-            readers.setdefault(name, []).append(op.name)
+    readers = grouped((name, op.name) for op in graph.ops for name in op.inputs)
     sizes: dict[str, int] = {}
     read: dict[str, list[str]] = {}
     written = {u.stored for u in graph.uses if u.used in graph.marks.overwritten}

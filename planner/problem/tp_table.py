@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardwright.errors import InfeasibleError
+from shardwright.planner.contract.names import grouped, prefixes
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find
 from shardwright.planner.graph.graph import Boundary, Graph, Use
 from shardwright.planner.problem.builder import CostFunctionNetwork
@@ -112,8 +113,8 @@ class _Table:
         The graph has one boundary for several in a row; the others follow from its readers.
         """
         inside = self._readers.get(boundary.target, [""])
-        shared = set.intersection(*(set(_around(m)) for m in inside))
-        here = set(_around(boundary.module))
+        shared = set.intersection(*(set(prefixes(m)[1:]) for m in inside))
+        here = set(prefixes(boundary.module)[1:])
         entered = shared - here
         left = here - shared if boundary.side == "out" else set()
         if boundary.side == "in":
@@ -125,14 +126,12 @@ class _Table:
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
         """Map each tensor to the modules that read it, in ops or at boundaries."""
-        out: dict[str, list[str]] = {}
-        for op in self.graph.ops:
-            for name in op.inputs:
-                out.setdefault(name, []).append(op.module)
-        for boundary in self.graph.boundaries:
-            inner = boundary.module if boundary.side == "out" else _parent(boundary.module)
-            out.setdefault(boundary.source, []).append(inner)
-        return out
+        in_ops = ((name, op.module) for op in self.graph.ops for name in op.inputs)
+        at_boundaries = (
+            (b.source, b.module if b.side == "out" else _parent(b.module))
+            for b in self.graph.boundaries
+        )
+        return grouped((*in_ops, *at_boundaries))
 
     def _stored(self) -> dict[str, Pin]:
         graph, states = self.graph, self.network.states
@@ -208,12 +207,6 @@ def ends_on_an_edge(dim: Dim, ranks: int) -> bool:
         if parts % ranks == 0:
             return True
     return False
-
-
-def _around(module: str) -> list[str]:
-    """Return a module's name and its parents' names, without the root."""
-    parts = module.split(".") if module else []
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _parent(name: str) -> str:

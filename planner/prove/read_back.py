@@ -15,10 +15,10 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistribution
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import parameter_plan
-from shardwright.planner.emit.redistributions import crossed, redistribution
-from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Use
+from shardwright.planner.emit.redistributions import redistribution
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Use, crossed
 from shardwright.planner.problem.builder import FREE, CostFunctionNetwork
-from shardwright.planner.solvers.problem import Factor, Problem, Row
+from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.state import State
 
 Rows = list[tuple[int, ...]]
@@ -26,7 +26,7 @@ Rows = list[tuple[int, ...]]
 
 def gathered(graph: Graph, plan: Plan) -> frozenset[str]:
     """Return the stored tensors that the plan all-gathers at each use."""
-    found = ((use.stored, _parameter(plan, use)) for use in graph.uses)
+    found = ((use.stored, plan.parameter(use.fqn)) for use in graph.uses)
     return frozenset(n for n, entry in found if entry and entry.use and _loses(entry))
 
 
@@ -51,18 +51,15 @@ class ReadBack:
         Raises:
             PlanError: the plan has a placement that no plan of this model can have.
         """
-        before = self.network.problem
-        problem = Problem(before.components, before.names, before.domains, list(before.factors))
+        network = self.network.copy()
         for label, names, rows in (*self._uses(plan), *self._boundaries(plan)):
-            scope = [self.network.variables[n] for n in names]
-            table = [Row(values, FREE) for values in rows]
-            problem.factors.append(_once(label, scope, table))
-        states, movable = self.network.states, self.network.movable
-        return CostFunctionNetwork(problem, self.network.variables, states, movable)
+            scope = [network.variables[n] for n in names]
+            network.problem.factor(label, scope, [Row(values, FREE) for values in rows])
+        return network
 
     def _uses(self, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
         for use in self.graph.uses:
-            entry = _parameter(plan, use)
+            entry = plan.parameter(use.fqn)
             shared = plan.is_shared(use.fqn)
             rows = self._known(
                 (use, entry, shared),
@@ -147,19 +144,6 @@ class ReadBack:
         if key not in self._rows:
             self._rows[key] = find()
         return self._rows[key]
-
-
-def _once(name: str, scope: Sequence[int], rows: list[Row]) -> Factor:
-    """Return a factor. A variable that is twice in `scope` must have equal values there."""
-    problem = Problem(())
-    problem.factor(name, scope, rows)
-    return problem.factors[0]
-
-
-def _parameter(plan: Plan, use: Use) -> ParameterPlan | None:
-    owner, _, name = use.fqn.rpartition(".")
-    spec = plan.module(owner)
-    return spec.parameters.get(name) if spec else None
 
 
 def _loses(entry: ParameterPlan) -> bool:

@@ -194,7 +194,7 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
             objective=objective_in_words(plan.objective),
             pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
             stored=stored_in_words(plan, group),
-            replicated=_reason(plan, group),
+            replicated=plan.reason(group),
         )
         for group in groups
     ]
@@ -238,7 +238,7 @@ def _explain(
         objective=objective_in_words(plan.objective),
         pinned=held[0] if held else None,
         stored=stored_in_words(plan, names[0]),
-        replicated=_reason(plan, group),
+        replicated=plan.reason(group),
         convention=stored in usual and now == 0,
         together=[*tied],
         ties=tied,
@@ -251,11 +251,6 @@ def _split_dim(plan: Plan, name: str) -> int | None:
     entry = plan.parameter(name)
     dims = parse(entry.placement).dims if entry else ()
     return next((i for i, dim in enumerate(dims) if is_split(dim)), None)
-
-
-def _reason(plan: Plan, name: str) -> str | None:
-    """Return the plan's reason for replicating a large parameter."""
-    return next((w.reason for w in plan.replicated if pattern(w.parameter) == pattern(name)), None)
 
 
 def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | None) -> Alternative:

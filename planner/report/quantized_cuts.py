@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.planner.contract.dims import Concat, Dim, dim_size, local_ranges
-from shardwright.planner.contract.mesh import Coords, coords_of
+from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
@@ -22,7 +22,7 @@ def stored_in_words(plan: Plan, name: str) -> str | None:
     text = f"as {quantized.method} stores it, {bits:.3g} bits an element, a scale for {sizes}"
     if (entry := plan.parameter(name)) is None:
         return text
-    ranks = [coords_of(plan.mesh, plan.sub_axes, rank) for rank in range(plan.world_size)]
+    ranks = [plan.coords(rank) for rank in range(plan.world_size)]
     dims = parse(entry.placement).dims[-2:]
     cuts = [(at, n) for dim, n in zip(dims, blocks, strict=True) for at in _cuts(dim, ranks)]
     if not cuts:

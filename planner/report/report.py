@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.planner.contract.mesh import CP, Coords
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import grouped, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import (
     ModulePlan,
@@ -29,6 +29,7 @@ from shardwright.planner.wording import (
     mesh_in_words,
     objective_in_words,
     placement_in_words,
+    ranges,
     solver_in_words,
     workload_in_words,
 )
@@ -152,26 +153,13 @@ def _split(plan: Plan) -> RenderableType:
 
 def _equal_layers(groups: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
     """Yield groups with titles; layers of a stack with equal rows are one: `layers.3-60 (58)`."""
-    alike: dict[tuple[str, tuple[Row, ...]], list[str]] = {}
-    for group, rows in groups.items():
-        alike.setdefault((pattern(group), tuple(rows)), []).append(group)
+    alike = grouped(((pattern(group), tuple(rows)), group) for group, rows in groups.items())
     for (name, rows), members in alike.items():
         title = members[0]
         if len(members) > 1:
             numbers = ranges(int(m.rpartition(".")[2]) for m in members)
             title = f"{name.removesuffix('*')}{numbers} ({len(members)} layers)"
         yield title, [*rows]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Write ascending numbers as ranges: `0-2, 5`."""
-    found: list[list[int]] = []
-    for n in sorted(numbers):
-        if found and found[-1][1] == n - 1:
-            found[-1][1] = n
-        else:
-            found.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[Row]:
@@ -240,10 +228,7 @@ def replicated_table(found: Sequence[Replicated]) -> RenderableType:
     table = tables.table(
         tables.name("LARGE_AND_REPLICATED"), tables.number("BYTES"), tables.words("REASON")
     )
-    alike: dict[tuple[str, int, str], list[str]] = {}
-    for entry in found:
-        key = pattern(entry.parameter), entry.bytes, entry.reason
-        alike.setdefault(key, []).append(entry.parameter)
+    alike = grouped(((pattern(e.parameter), e.bytes, e.reason), e.parameter) for e in found)
     before = ""
     for (group, size, reason), names in alike.items():
         many = f"{len(names)} x " if len(names) > 1 else ""

@@ -92,9 +92,8 @@ def unpinned_problem(
         return earlier.unpinned
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
     graph, axes, copies = task.graph, task.axes, task.kept_copies
-    states = States(
-        graph, axes, task.tp, task.lookups, forbidden, task.sequence, task.sub, task.shares
-    )
+    shares = task.workload.dp == "fsdp"
+    states = States(graph, axes, task.tp, task.lookups, forbidden, task.sequence, task.sub, shares)
     costs = Costs(graph, axes, states, task.workload, task.caches, gathered, copies=copies)
     network = build_network(graph, states, costs, task.rigid)
     return UnpinnedProblem(costs, network, restrictions.splits)

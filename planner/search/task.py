@@ -75,11 +75,6 @@ class Task:
         """Ranks that share each sequence."""
         return self.mesh.get(CP, 1)
 
-    @property
-    def shares(self) -> bool:
-        """Whether copies of the model may share out parameters."""
-        return self.workload.dp == "fsdp"
-
     @cached_property
     def sub(self) -> SubAxes:
         """The sub-axes of the mesh that tensors may be sharded over."""

@@ -18,7 +18,7 @@ from math import gcd, prod
 
 from shardwright.planner.contract.dims import apportioned
 from shardwright.planner.contract.mesh import CP, MOST_SUB_AXES, TP, sub_name
-from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, find, leaves_of
+from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, factors_of, find
 from shardwright.planner.graph.graph import Graph, Op
 
 TOLERATED = 1.1
@@ -198,7 +198,7 @@ def _outermost(dim: Dim) -> list[Dim]:
 
     An axis may be unshardable although its dim is not, if its other uses contradict each other.
     """
-    first = [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).unshardable else []
+    first = atoms_of(dim)[:1] if not find(dim).unshardable else []
     return [a for a in first if not a.unshardable]
 
 
@@ -213,7 +213,7 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
     kinds = {id(dims): dims for dims in axes.dims.values()} if outer else {}
     roots = {find(d).id: d for dims in kinds.values() for d in dims}
     for product in (p for dim in roots.values() for p in _products(dim)):
-        factors = _factors(product)
+        factors = [*factors_of(product)]
         for left, right in zip(factors, factors[1:], strict=False):
             if left.id in outer:
                 terms = right.children if right.kind == CONCAT else [right]
@@ -223,11 +223,6 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
             for pair in _not_split_together(axes, op) & found.keys():
                 del found[pair]
     return [(pair[0], inner) for pair, inner in found.items()]
-
-
-def _factors(dim: Dim) -> list[Dim]:
-    dim = find(dim)
-    return [f for c in dim.children for f in _factors(c)] if dim.kind == PRODUCT else [dim]
 
 
 def _not_split_together(axes: Axes, op: Op) -> set[tuple[int, int]]:

@@ -37,9 +37,7 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
         PlanError: the model has no such name, or a shape is neither the full one (of a DTensor)
             nor the local one.
     """
-    mesh, placed = mesh_of(model), placements(model)
-    local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
-    local.update(model.named_parameters(remove_duplicate=False))
+    mesh, placed, local = mesh_of(model), placements(model), _held(model)
     # Before anything is sent: an error must not leave other ranks waiting.
     failure = _failure(tensors, local, placed, mesh)
     dims = {mesh_dim_of(name) for p in placed.values() for name in p.named}
@@ -71,9 +69,7 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
     Raises:
         PlanError: the model has no such name, or a shape is not that of the full parameter.
     """
-    mesh, placed = mesh_of(model), placements(model)
-    held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
-    held.update(model.named_parameters(remove_duplicate=False))
+    mesh, placed, held = mesh_of(model), placements(model), _held(model)
     out = {}
     for name, value in tensors.items():
         if name not in held:
@@ -93,6 +89,12 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
                 value = take_local(value, placed[name], mesh)
         out[name] = value
     return out
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, with all names of tied ones."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {**dict(model.named_buffers(remove_duplicate=False)), **dict(parameters)}
 
 
 def _as_held(value: Tensor, held: Tensor) -> Tensor:

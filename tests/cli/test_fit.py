@@ -13,7 +13,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices import device
 from shardwright.planner.report import fit
 from shardwright.planner.report.diff import differences
-from shardwright.planner.report.report import ranges, to_text
+from shardwright.planner.report.report import to_text
+from shardwright.planner.wording import ranges
 from tests.cli.conftest import Run
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.planner.contract.names import grouped, is_within, pattern
+from shardwright.planner.contract.names import grouped, is_within, pattern, prefixes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.experts import ROWS, expert_rules, is_expert
@@ -121,7 +121,7 @@ def _table(
             styles = {name: BY_TORCH}
         else:
             spec = plan.module(name)
-            whole = any(pattern(around) in choice.gathered for around in _around(name))
+            whole = any(pattern(around) in choice.gathered for around in prefixes(name)[1:])
             at = Subject(plan, spec, module, whole, choice, rotary) if spec else None
             given = at.styles() if at and spec and spec.parameters else {}
             styles = {f"{name}.{key}".strip("."): style for key, style in given.items()}
@@ -180,10 +180,3 @@ def _aliases(table: Table, model: nn.Module) -> Table:
 def _split(plan: Plan, name: str, parameter: str) -> list[int]:
     entry = plan.parameter(f"{name}.{parameter}")
     return split_dims(parse(entry.placement)) if entry else []
-
-
-def _around(name: str) -> Iterator[str]:
-    """Yield a module's name and its parents' names, without the root."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
