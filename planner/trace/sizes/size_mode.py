@@ -44,6 +44,8 @@ class SizeMode(TorchFunctionMode):
             found = notes.read(args[0], func(args[0]))
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
             return found if dim is None else found[int(dim)]
+        if name == "dim" or (name == "__get__" and func.__self__ is torch.Tensor.ndim):
+            notes.as_dims(args[0])
         if (asked := _asked(name, func)) and (sizes := _known(args[0])) is not None:
             return asked(notes.read(args[0], sizes), args[0], *args[1:], **kwargs)
         if name == "__getitem__":
