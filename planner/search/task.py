@@ -131,8 +131,8 @@ class Task:
         """Modules at whose boundaries no tensor may be redistributed: the roots of the runs.
 
         Others are modules with a forward of their own on the instance, as compiled ones, which the
-        runtime cannot replace. Not included are roots without submodules, and roots whose own code changes tensors in loop
-        passes that may not run: no submodule could redistribute these.
+        runtime cannot replace. Not included are roots without submodules, and roots whose own code
+        changes tensors in loop passes that may not run: no submodule could redistribute these.
         """
         root, graph = self.source.module, self.graph
         made = {after for _, after in graph.marks.changed_in_regions}
