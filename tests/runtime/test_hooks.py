@@ -446,6 +446,31 @@ def test_what_a_hook_keeps_and_the_model_then_changes_is_refused(grads: bool) ->
     run_ranks(2, work)
 
 
+class Tapped(Mlp):
+    """Takes what its own hook kept, by way of a closure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Tensor] = {}
+        self.up.register_forward_hook(lambda _, __, out: self.seen.__setitem__("up", out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.seen["up"].softmax(-1).amax(-1, keepdim=True)
+
+
+def test_hooks_that_hold_the_model() -> None:
+    model, x = Tapped().double(), torch.randn(3, 5, 8).double()
+    plan, want = planning.plan(model, 2, args=(x,)), model(x)
+    assert "up" in plan.modules
+
+    def work(mesh: Mesh) -> None:
+        mine = Tapped().double()
+        mine.load_state_dict(model.state_dict())
+        same(apply(mine, plan, mesh)(x), want)
+
+    run_ranks(2, work)
+
+
 @pytest.mark.parametrize("put", [put_hooks, put_gradient_hooks])
 def test_hooks_run_between_compiled_graphs(put):
     """They are checked while they run, so `fullgraph=True` says that it cannot be."""
