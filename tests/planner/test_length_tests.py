@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -178,20 +179,26 @@ class Masked(MLP):
     """A mask of lengths it makes longer; another it takes as it is, by way of a mean."""
 
     config: Any = None
+    dims: Callable[[Tensor], int] = staticmethod(lambda mask: mask.ndim)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         h = self.up(x).relu()
-        if attention_mask.ndim == 2:
+        if self.dims(attention_mask) == 2:
             if attention_mask.shape[1] < x.shape[1]:
                 attention_mask = torch.nn.functional.pad(attention_mask, (0, 3))
             return self.down(h * attention_mask[:, :, None])
         return self.down(h * h.mean(-1, keepdim=True))
 
 
+class MaskedByShape(Masked):
+    dims = staticmethod(lambda mask: len(mask.shape))
+
+
+@pytest.mark.parametrize("kind", [Masked, MaskedByShape])
 @pytest.mark.parametrize("config", [None, object()])
-def test_a_mask_of_other_dims_takes_another_path(config: Any) -> None:
+def test_a_mask_of_other_dims_takes_another_path(config: Any, kind: type[Masked]) -> None:
     """But for those that `generate` makes: models of transformers take them as they are."""
-    model, x = Masked().double(), torch.randn(3, 19, 32).double()
+    model, x = kind().double(), torch.randn(3, 19, 32).double()
     planned = plan(model, 2, args=(x, torch.ones(3, 19).bool()))
     assert "attention_mask.ndim == 2" in planned.calls[0].lengths
     model.config, mask = config, torch.rand(3, 19) > 0.3

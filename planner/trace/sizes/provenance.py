@@ -11,6 +11,7 @@ pinned: it must keep its value.
 
 from __future__ import annotations
 
+import linecache
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -136,15 +137,16 @@ class Provenance:
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
 
-    def as_dims(self, x: torch.Tensor) -> None:
-        """Note that code asks for the number of dims of `x`.
+    def as_dims(self, x: torch.Tensor, by: str = "") -> None:
+        """Note that code asks for the number of dims of `x`, if its line has `by`.
 
         Tensors of floats have theirs in placements.
         """
         frame = sys._getframe(2)
         if not (x.is_floating_point() or is_plumbing(module_of(frame))):
-            place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            self.dims.append((inner(x), place))
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            if by in linecache.getline(file, line):
+                self.dims.append((inner(x), f"{Path(file).name}:{line}"))
 
     def as_equal(self, one: Expression, other: Expression) -> None:
         """Note that code found two integers equal, in a comparison or as keys of a cache.

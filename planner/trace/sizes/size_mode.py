@@ -39,6 +39,7 @@ class SizeMode(TorchFunctionMode):
         kwargs, notes = kwargs or {}, self.provenance
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
+            notes.as_dims(args[0], "len(")
             return notes.read(args[0], func(*args))
         if name == "size" and isinstance(args[0], torch.Tensor):
             found = notes.read(args[0], func(args[0]))
