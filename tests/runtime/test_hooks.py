@@ -451,8 +451,12 @@ class Tapped(Mlp):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[str, Tensor] = {}
-        self.up.register_forward_hook(lambda _, __, out: self.seen.update({"up": out}))
+        self.seen: dict[str, Any] = {}
+
+        def keep(_: Any, __: Any, out: Tensor) -> None:
+            self.seen["up"] = out
+
+        self.up.register_forward_hook(keep)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.seen["up"].softmax(-1).amax(-1, keepdim=True)
