@@ -1,4 +1,4 @@
-"""Comparisons of lengths as a plan writes them: `x.shape[1] > 10`."""
+"""Comparisons of lengths and numbers of dims as a plan writes them: `x.shape[1] > 10`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def sizes_in(text: str) -> list[tuple[str, int]]:
     """
     nodes = [n for n in ast.walk(parsed(text)) if isinstance(n, ast.Subscript)]
     return [(n.value.value.id, n.slice.value) for n in nodes]  # type: ignore[attr-defined]
+
+
+def names_in(text: str) -> list[str]:
+    """Return the sizes that a comparison names, as text: `x.shape[1]`, `x.ndim`.
+
+    Raises:
+        PlanError: this is no comparison of lengths.
+    """
+    nodes = ast.walk(parsed(text))
+    return sorted({ast.unparse(n) for n in nodes if isinstance(n, ast.Subscript) or _is_ndim(n)})
 
 
 def numbers_in(text: str) -> set[int]:
@@ -85,6 +95,13 @@ def _is_size(node: ast.expr) -> bool:
             return True
         case ast.BinOp(left=left, op=op, right=right) if type(op) in COMPUTE:
             return _is_size(left) and _is_size(right)
+    return _is_ndim(node)
+
+
+def _is_ndim(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(), attr="ndim"):
+            return True
     return False
 
 

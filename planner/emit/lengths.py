@@ -28,7 +28,7 @@ def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
     """Return the comparisons that hold in all traced calls, each with its place in the code.
 
     Only those of lengths of arguments with a number are returned, if they come out otherwise for
-    other lengths.
+    other lengths. Numbers of dims that code asks for count, too.
     """
     slots: Slots = {}
     traced: dict[str, set[int]] = {}
@@ -51,6 +51,10 @@ def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
             text = f"{left} {sign if True in seen else OPPOSITE[sign]} {right}"
             if _varies(text, traced):
                 found.setdefault(text, where)
+    for name, where in graph.asked_dims.items():
+        alike = [n for n, argument in given.items() if argument == given.get(name)]
+        if len({len(graph.tensors[n].shape) for n in alike}) == 1:
+            found.setdefault(f"{given[name]}.ndim == {len(graph.tensors[name].shape)}", where)
     return found
 
 

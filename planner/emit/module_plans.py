@@ -59,7 +59,8 @@ def module_plans(
     drawn = draws_of(layouts)
     changed = parameters.keys() | {module for module, _ in changes}
     changed |= local.keys() | given.keys() | drawn.keys() | mixtures.keys()
-    around = changed | enclosing_modules(changed)
+    enclosing = enclosing_modules(changed)  # those with a forward of their own stay as they are
+    around = changed | {n for n in enclosing if "forward" not in vars(root.get_submodule(n))}
     changing = {at: {c.slot for c in found} for at, found in changes.items()}
     every = interfaces(layouts, around | with_sharded_interface(layouts), changing)
     nothing = Interface([], [], False, [], [])

@@ -229,6 +229,9 @@ class Graph:
     length_tests: list[Any] = field(default_factory=list)
     """Comparisons of lengths (`trace/sizes/length_tests.py`) by which code decides."""
 
+    asked_dims: dict[str, str] = field(default_factory=dict)
+    """Tensor of whose number of dims code asks -> the place in the code."""
+
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> tensor whose size was read."""
 

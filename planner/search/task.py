@@ -125,13 +125,15 @@ class Task:
     def rigid(self) -> frozenset[str]:
         """Modules at whose boundaries no tensor may be redistributed: the roots of the runs.
 
-        Not included are roots without submodules, and roots whose own code changes tensors in loop
-        passes that may not run: no submodule could redistribute these.
+        Others are modules with a forward of their own on the instance, as compiled ones, which the
+        runtime cannot replace. Not included are roots without submodules, and roots whose own code
+        changes tensors in loop passes that may not run: no submodule could redistribute these.
         """
         root, graph = self.source.module, self.graph
         made = {after for _, after in graph.marks.changed_in_regions}
         looping = {op.module for op in graph.ops if not made.isdisjoint(op.outputs)}
         alone = {run.module for run in self.source.runs} - looping
+        alone |= {n for n, module in root.named_modules() if "forward" in vars(module)}
         return frozenset(n for n in alone if any(True for _ in root.get_submodule(n).children()))
 
     @cached_property

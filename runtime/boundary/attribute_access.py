@@ -27,6 +27,8 @@ def seen_attribute(name: str) -> property:
         if name in own:  # a number
             if state is None or state.call.active:
                 return own[name]
+            if name in state.full_values and not state.call.full:
+                _check_not_again(state, name)
             return state.full_values.get(name, own[name])
         if name not in own["_parameters"]:
             return _buffer(self, name)
@@ -65,12 +67,7 @@ def _with_gradient(stored: Any, state: Any) -> Tensor:
 
 
 def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
-    """A parameter as code outside of planned calls sees it.
-
-    Raises:
-        UsageError: a backward pass recomputes code that is in no module's forward. Nothing says
-            whether that code first ran in a planned call.
-    """
+    """A parameter as code outside of planned calls sees it."""
     if not isinstance(stored, DTensor) or len(stored._spec.placements) != state.model.axes:
         return stored
     call = state.call
@@ -79,15 +76,25 @@ def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
             trains = torch.is_grad_enabled() and stored.requires_grad
             return _with_gradient(stored, state) if trains else stored._local_tensor
         return stored.full_tensor()
-    if torch.compiler.is_compiling() or call.in_hook or not torch.is_grad_enabled():
-        return stored
-    if torch._C._current_graph_task_id() != -1:
-        raise UsageError(
-            f"'{state.path}.{name}' is read by code that a backward pass runs again, and that is "
-            "in no module's forward: use gradient checkpointing for modules, not for functions "
-            "that read parameters"
-        )
+    _check_not_again(state, name)
     return stored
+
+
+def _check_not_again(state: Any, name: str) -> None:
+    """Check that no backward pass runs the code again that reads what ranks have a part of.
+
+    Raises:
+        UsageError: it does. Nothing says whether that code first ran in a planned call.
+    """
+    if torch.compiler.is_compiling() or state.call.in_hook or not torch.is_grad_enabled():
+        return
+    if torch._C._current_graph_task_id() != -1:
+        place = f"{state.path}.{name}".lstrip(".")
+        raise UsageError(
+            f"'{place}' is read by code that a backward pass runs again, and that is "
+            "in no module's forward: use gradient checkpointing for modules, not for functions "
+            "that read parameters, or numbers such as num_heads"
+        )
 
 
 def _buffer(module: Any, name: str) -> Any:

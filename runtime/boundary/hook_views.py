@@ -30,7 +30,7 @@ class HookView(NamedTuple):
 
 def note_hook_views(call: PlannedCall, path: str, shown: Any, model: Any) -> None:
     """Note the tensors that a hook saw in place of those that the model continues with."""
-    if isinstance(call, AlwaysPlanned) or not call.active or torch.compiler.is_compiling():
+    if isinstance(call, AlwaysPlanned) or not call.active:
         return
     views = [view for view in call.hook_views if not view.shown.expired()]
     for (_, full), (_, part) in zip(tensors(shown), tensors(model), strict=True):
@@ -70,7 +70,7 @@ def unchanged_views(path: str, before: Any, shown: Any) -> Iterator[None]:
     Raises:
         UsageError: the hook does either, and the model would not see it.
     """
-    views = [] if torch.compiler.is_compiling() else others(before, shown)
+    views = others(before, shown)
     stamps = [_stamp(x) for x in views]
     yield
     for x, stamp in zip(views, stamps, strict=True):
@@ -114,8 +114,7 @@ def others(before: Any, shown: Any) -> list[Tensor]:
 
 def _memory(x: Tensor) -> tuple[int, torch.Size]:
     """A key that is equal for a tensor and its views of the same shape."""
-    base = None if torch.compiler.is_compiling() else x._base
-    return id(x if base is None else base), x.shape
+    return id(x if x._base is None else x._base), x.shape
 
 
 def _stamp(x: Tensor) -> int | Tensor:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.nn.modules import module as modules
 
 from shardwright.errors import UsageError
@@ -31,6 +32,12 @@ Hook = Callable[..., Any]
 
 TRUSTED = ("torch.", "transformers.")
 """Packages whose hooks may see local tensors."""
+
+EAGER = (
+    "hooks on a split model are checked while they run, outside of graphs: compile without "
+    "fullgraph=True, or take the hook off"
+)
+"""Why torch.compile does not trace hooks, in the error of `fullgraph=True`."""
 
 BEFORE_ALL, BEHIND_ALL = modules._global_forward_pre_hooks, modules._global_forward_hooks
 """Torch's tables of hooks on all modules: forward pre hooks, and forward hooks."""
@@ -71,6 +78,7 @@ class HookedModule:
         hook = _seeing_full(hook, with_kwargs)
         return super().register_forward_pre_hook(hook, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
 
+    @torch.compiler.disable(reason=EAGER)
     def _get_backward_hooks(self) -> tuple[list[Hook], list[Hook]]:
         """As in torch, for one call. In a planned call, the hooks see full gradients."""
         full, old = super()._get_backward_hooks()  # type: ignore[misc]
@@ -84,6 +92,7 @@ class HookedModule:
             )
         return [_gradient_hook(hook, interface, "in") for hook in full], old
 
+    @torch.compiler.disable(reason=EAGER)
     def _get_backward_pre_hooks(self) -> list[Hook]:
         """As `_get_backward_hooks`, for hooks that run before the module's backward pass."""
         found = super()._get_backward_pre_hooks()  # type: ignore[misc]
@@ -150,7 +159,7 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
         note_hook_views(state.call, interface.path, found, part)
         return part if output or with_kwargs else part[0]
 
-    return with_full_tensors
+    return torch.compiler.disable(with_full_tensors, reason=EAGER)
 
 
 def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:

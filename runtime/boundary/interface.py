@@ -220,9 +220,9 @@ def _is_among(found: frozenset[str], side: str, slot: str) -> bool:
 
 
 def _shares_memory(out: Tensor, x: Tensor) -> bool:
-    """Whether `out` shares memory with `x`, or is a view for autograd."""
+    """Whether `out` may share memory with `x`, or is a view for autograd."""
     if torch.compiler.is_compiling() or (out.requires_grad and out._is_view()):
-        return out.requires_grad and out._is_view()
+        return True
     return out.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 

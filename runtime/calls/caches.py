@@ -105,7 +105,7 @@ class Caches:
     @contextmanager
     def sealed(self, *values: Any) -> Iterator[None]:
         """Inside, caches among `values` are sealed, during a call: for a hook, for example."""
-        found = [] if torch.compiler.is_compiling() else [*_objects(values)]
+        found = [*_objects(values)]
         self.seal(found)
         try:
             yield

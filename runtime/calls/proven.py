@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.lengths import holds, sizes_in
+from shardwright.planner.contract.lengths import holds, names_in
 from shardwright.planner.contract.names import MASKS, PAGED, slot_pattern
 from shardwright.planner.contract.plain_values import (
     BLOCK_MASK,
@@ -256,17 +256,18 @@ class ProvenCalls:
         """Check that code decides by lengths as in the calls that the plan was made for.
 
         With a filled cache it may add what is in the cache, which the comparisons do not have.
+        Masks of four dims, which `generate` makes for static caches, models take as they are.
         """
         if any(is_own(value) and _filled(value) for value in given.values()):
             return
+        tensors = [(n, x) for n, x in given.items() if isinstance(x, Tensor)]
+        if self.config is not None:
+            tensors = [(n, x) for n, x in tensors if n not in MASKS or x.dim() != 4]
+        sizes = dict(size for n, x in tensors for size in _sizes(n, x))
         for text, where in self.lengths.items():
-            named = sizes_in(text)
-            tensors = [(n, dim, given.get(n)) for n, dim in named]
-            if any(not isinstance(x, Tensor) or x.dim() <= dim for _, dim, x in tensors):
-                continue
-            sizes = {f"{n}.shape[{dim}]": given[n].shape[dim] for n, dim in named}
-            if not holds(text, sizes):
-                now = ", ".join(f"{name} is {size}" for name, size in sizes.items())
+            found = {name: sizes[name] for name in names_in(text) if name in sizes}
+            if len(found) == len(names_in(text)) and not holds(text, found):
+                now = ", ".join(f"{name} is {size}" for name, size in found.items())
                 raise UsageError(
                     f"code of {self.model} ({where}) decides by a length: {text} held in all calls "
                     f"that the plan was made for, and {now}: give lengths for which it holds, or "
@@ -296,6 +297,12 @@ class ProvenCalls:
                     "for, so a rank may have a part of it or of its gradient: plan with example "
                     "inputs (kwargs) with which the model gives it"
                 )
+
+
+def _sizes(name: str, x: Tensor) -> Iterator[tuple[str, int]]:
+    """The number of dims of an argument and its lengths, as comparisons name them."""
+    yield f"{name}.ndim", x.dim()
+    yield from ((f"{name}.shape[{dim}]", size) for dim, size in enumerate(x.shape))
 
 
 def _filled(state: Any) -> bool:

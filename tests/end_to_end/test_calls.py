@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import shardwright
 from shardwright.errors import UsageError
 from tests import planning, zoo
+from tests.planner import modules
 from tests.planner.test_unused import TOKENS, Text
 from tests.ranks import run_ranks
 
@@ -88,6 +89,31 @@ def test_checkpoints_of_a_module_alone_and_in_the_model() -> None:
 
     assert_alike(model, plan, alone)
     assert_alike(copy.deepcopy(model), plan, whole)
+
+
+class Again(modules.Attention):
+    """Has code of its own computed again, which reads a number of which ranks have a part."""
+
+    def cut(self, y: Tensor) -> Tensor:
+        return y.view(*y.shape[:2], self.num_heads, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[return-value]
+
+
+def test_checkpoints_of_functions_that_read_numbers_are_refused() -> None:
+    """Nothing says whether what a backward pass runs was in a planned call."""
+    model, x = Again().double(), torch.randn(3, 19, modules.WIDTH).double().requires_grad_()
+    plan = planning.plan(model, 2, args=(x.detach(),))
+    assert plan.modules[""].attributes
+
+    def rank(mesh: Any) -> None:
+        out = shardwright.apply(copy.deepcopy(model), plan, mesh)(x)
+        assert_close(out, model(x))
+        with pytest.raises(UsageError, match="'num_heads' is read by code .* runs again"):
+            out.sum().backward()
+
+    run_ranks(2, rank)
 
 
 def test_many_blocks_are_still_folded() -> None:

@@ -61,6 +61,18 @@ class Compiled(nn.Module):
         return self.after(self.mlp(x))
 
 
+class Wrapped(nn.Module):
+    """A module whose forward is that of another object, which nothing can replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled: nn.Module = torch.compile(MLP(), backend="eager")  # type: ignore[assignment]
+        self.mlp = MLP()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.compiled(x))
+
+
 class Repeated(nn.Module):
     """A split module in each pass."""
 
@@ -73,7 +85,7 @@ class Repeated(nn.Module):
         return while_loop(lambda i, y: i < 2, body, (torch.tensor(0), x))[1]
 
 
-@pytest.mark.parametrize("kind", [Chosen, Counted, Compiled, Repeated])
+@pytest.mark.parametrize("kind", [Chosen, Counted, Compiled, Wrapped, Repeated])
 def test_planned(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = kind().requires_grad_(False)

@@ -204,6 +204,22 @@ class Emptied(Mlp):
         return h * self.table["h"]
 
 
+class Book(Mlp):
+    """Looks up what is nearest in a table that it makes of a buffer."""
+
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.randn(5, 24, dtype=torch.float64))
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.rows / 2
+        near = torch.cdist(h.flatten(0, 1), self.kept).argmin(-1)
+        return h + self.kept[near].view_as(h)
+
+
 def calls(model: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
     """What three calls of `model` give, in eval mode and in training mode, and all gradients."""
     out = [model(x * n) for n in (1, 2, 3)]
@@ -252,6 +268,16 @@ def test_what_is_kept_is_right_in_the_next_call(kind: Callable[[], nn.Module]) -
     plan = planned(module, features(12), 2)
     assert all(call.training for call in plan.calls)
     assert {name: vars(module)[name] for name in before} == before
+    assert halved(plan)
+    assert_all_equal(module, plan)
+
+
+@pytest.mark.parametrize("kind", [Flipped, Book])
+def test_a_model_that_was_called_before_goes_on_from_there(kind: Callable[[], nn.Module]) -> None:
+    module = kind().double()
+    with torch.no_grad():
+        module(*features(12)(*RUN))
+    plan = planned(module, features(12), 2)
     assert halved(plan)
     assert_all_equal(module, plan)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -172,3 +173,45 @@ def test_a_comparison_is_read_as_one_alone() -> None:
     ):
         with pytest.raises(PlanError, match="compares no lengths"):
             parsed(text)
+
+
+class Masked(MLP):
+    """A mask of lengths it makes longer; another it takes as it is, by way of a mean."""
+
+    config: Any = None
+    dims: Callable[[Tensor], int] = staticmethod(lambda mask: mask.ndim)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        if self.dims(attention_mask) == 2:
+            if attention_mask.shape[1] < x.shape[1]:
+                attention_mask = torch.nn.functional.pad(attention_mask, (0, 3))
+            return self.down(h * attention_mask[:, :, None])
+        return self.down(h * h.mean(-1, keepdim=True))
+
+
+class MaskedByShape(Masked):
+    dims = staticmethod(lambda mask: len(mask.shape))
+
+
+@pytest.mark.parametrize("kind", [Masked, MaskedByShape])
+@pytest.mark.parametrize("config", [None, object()])
+def test_a_mask_of_other_dims_takes_another_path(config: Any, kind: type[Masked]) -> None:
+    """But for those that `generate` makes: models of transformers take them as they are."""
+    model, x = kind().double(), torch.randn(3, 19, 32).double()
+    planned = plan(model, 2, args=(x, torch.ones(3, 19).bool()))
+    assert "attention_mask.ndim == 2" in planned.calls[0].lengths
+    model.config, mask = config, torch.rand(3, 19) > 0.3
+
+    def rank(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), planned, mesh)
+        torch.testing.assert_close(split(x, mask), model(x, mask))
+        if config is None:
+            with pytest.raises(UsageError, match=r"attention_mask.ndim == 2 held"):
+                split(x, mask[:, None, None])
+        else:
+            split(x, mask[:, None, None])
+        with pytest.raises(UsageError, match=r"attention_mask.ndim == 2 held"):
+            split(x, mask[:, None])
+
+    run_ranks(2, rank)

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -56,8 +57,11 @@ def duplicate(
         shell.__setstate__(_copied(own, copied) | hollow.held())
     within = {id(inner) for part in shells for inner in part.modules()} - known
     hollow.asked |= not within.isdisjoint(copied)  # reached by other attributes
-    for _, part, name, function in functions(out):
-        vars(part)[name] = rebound(function, lambda v: copied.get(id(v), v))
+    places: list[tuple[dict[Any, Any], Any]] = [(vars(m), name) for _, m, name, _ in functions(out)]
+    places += [(table, key) for m in out.modules() for table in _hooks(m) for key in table]
+    for table, key in places:
+        if isinstance(table[key], FunctionType) and table[key].__closure__:
+            table[key] = rebound(table[key], lambda v: copied.get(id(v), v))
     return out
 
 
@@ -113,6 +117,16 @@ def _copied(state: Mapping[str, Any], copied: dict[int, Any]) -> dict[str, Any]:
 def _kept(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     for part in parts:
         yield from (value for name, value in part.items() if name not in OWN)
+
+
+def _hooks(part: nn.Module) -> tuple[dict[Any, Any], ...]:
+    """Return the tables of hooks of a module that see its calls."""
+    return (
+        part._forward_pre_hooks,
+        part._forward_hooks,
+        part._backward_pre_hooks,
+        part._backward_hooks,
+    )
 
 
 def _empty(parts: Iterable[Mapping[str, Any]]) -> dict[int, Any]:

@@ -299,14 +299,14 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     if all(t.is_meta for t in tensors):
         return duplicate(module)
     memo: dict[int, Any] = {}
-    computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
+    kept = (v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor))
     stored = {  # a checkpoint may have others
         id(t)
         for m in module.modules()
         for name, t in (*m._parameters.items(), *m._buffers.items())
         if name not in m._non_persistent_buffers_set
     }
-    for t in {id(t): t for t in (*tensors, *computed, *_of_block_masks(module))}.values():
+    for t in {id(t): t for t in (*tensors, *kept, *_of_block_masks(module))}.values():
         empty = torch.empty_like(t.detach(), device="meta")
         empty = empty if id(t) in stored else remembered(t, empty)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
@@ -320,11 +320,6 @@ def _of_block_masks(module: nn.Module) -> Iterator[torch.Tensor]:
     values = (v for m in module.modules() for v in vars(m).values())
     for mask in (v for v in values if isinstance(v, BlockMask)):
         yield from (t for t in mask.as_tuple() if isinstance(t, torch.Tensor))
-
-
-def _is_computed(value: Any) -> bool:
-    """Return whether a value is a tensor computed from parameters."""
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def to_meta(value: Any) -> Any:

@@ -11,14 +11,18 @@ pinned: it must keep its value.
 
 from __future__ import annotations
 
+import linecache
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from shardwright.planner.trace.data_queries.conditional_regions import inner
+from shardwright.planner.trace.data_queries.model_code import is_plumbing, module_of
 from shardwright.planner.trace.sizes.callers import caller, in_model_code
 from shardwright.planner.trace.sizes.expressions import (
     Expression,
@@ -95,6 +99,9 @@ class Provenance:
     deciding: list[LengthTest] = field(default_factory=list)
     """Those that code decides by, always in the same way. Set by `close`."""
 
+    dims: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    """Tensors of whose number of dims code asks, with the place in the code."""
+
     running: Sequence[str] = ()
     """The modules that currently run, the innermost last."""
 
@@ -129,6 +136,17 @@ class Provenance:
         """Note that code computes with the value of `expression`: it must not change."""
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
+
+    def as_dims(self, x: torch.Tensor, by: str = "") -> None:
+        """Note that code asks for the number of dims of `x`, if its line has `by`.
+
+        Tensors of floats have theirs in placements.
+        """
+        frame = sys._getframe(2)
+        if not (x.is_floating_point() or is_plumbing(module_of(frame))):
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            if by in linecache.getline(file, line):
+                self.dims.append((inner(x), f"{Path(file).name}:{line}"))
 
     def as_equal(self, one: Expression, other: Expression) -> None:
         """Note that code found two integers equal, in a comparison or as keys of a cache.

@@ -39,11 +39,14 @@ class SizeMode(TorchFunctionMode):
         kwargs, notes = kwargs or {}, self.provenance
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
+            notes.as_dims(args[0], "len(")
             return notes.read(args[0], func(*args))
         if name == "size" and isinstance(args[0], torch.Tensor):
             found = notes.read(args[0], func(args[0]))
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
             return found if dim is None else found[int(dim)]
+        if name == "dim" or (name == "__get__" and func.__self__ is torch.Tensor.ndim):
+            notes.as_dims(args[0])
         if (asked := _asked(name, func)) and (sizes := _known(args[0])) is not None:
             return asked(notes.read(args[0], sizes), args[0], *args[1:], **kwargs)
         if name == "__getitem__":

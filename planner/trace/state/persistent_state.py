@@ -122,7 +122,7 @@ class KeptState:
 
     Attributes:
         left: Attributes that any run left different from before the first run.
-        read: Attributes that code read after another run had left them.
+        asked: Attributes that code read that held tensors at first, or that a run had left.
         contained: Floating tensors that runs left in attributes, also inside containers or objects.
     """
 
@@ -135,10 +135,11 @@ class KeptState:
         made_calls: Callable[[], int],
     ) -> None:
         self.modules, self.entered = dict(root.named_modules()), entered
-        self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
+        self.numbers, self.keeps, self.asked = numbers, keeps, set[Place]()
         self.left, self.contained = set[Place](), list[Contained]()
         self._start, self._first = look(self.modules, HIDDEN), dict(self._attributes())
         self._from_start = {id(x) for found in self._start.values() for _, x in found}
+        self._tensors = {(p, s): x for p, f in self._start.items() for s, x in f if _is_real(x)}
         self._made: list[Made] = []
         self._made_calls = made_calls
         self._asked: dict[Place, list[Any]] = {}
@@ -157,7 +158,7 @@ class KeptState:
         before = look(self.modules, HIDDEN)
         first = run.training not in {m.training for m in self._made}
         try:
-            with self._hiding(self.left):
+            with self._hiding(self.left | {place for place, _ in self._tensors}):
                 yield
         except Decided:
             raise self._keeps(next(self._decided(), min(self.numbers.places))) from None
@@ -187,8 +188,13 @@ class KeptState:
             Contained(place, slot, x, self._made_calls())
             for place, found in now.items()
             for slot, x in found
-            if isinstance(x, Tensor) and x.is_floating_point() and id(x) not in self._from_start
+            if _is_real(x) and id(x) not in self._from_start
         ]
+
+    @property
+    def read(self) -> set[Place]:
+        """The attributes that runs left otherwise than they were, and that code read."""
+        return self.asked & self.left
 
     def leaves_numbers(self) -> bool:
         """Return whether runs left other numbers or names in attributes than there were before."""
@@ -201,11 +207,15 @@ class KeptState:
         yield from ((was, now) for _, was, now in self._pairs())
 
     def _pairs(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
-        first: dict[tuple[Place, str], Tensor] = {}
+        read = sorted(self.read)
+        begun = [(p, s, x) for m in self._made for p in read for s, x in m.before.get(p, ())]
+        later = {(p, s) for p, s, x in begun if x is not self._tensors.get((p, s), x)}
+        # What no run went on with must be as what the first run found.
+        first = {at: x for at, x in self._tensors.items() if at not in later}
         for made in self._made:
-            for place in sorted(self.read):
+            for place in read:
                 for slot, now in made.after.get(place, ()):
-                    if isinstance(now, Tensor) and now.is_floating_point() and now.numel():
+                    if _is_real(now) and now.numel():
                         was = first.setdefault((place, slot), now)
                         if was is not now and was.dim() == now.dim():
                             yield place, was, now
@@ -267,7 +277,7 @@ class KeptState:
         sign = self.numbers.sign
 
         def found(place: Place, value: Any) -> Any:
-            self.read.add(place)
+            self.asked.add(place)
             if not sign or place not in self.numbers.places:
                 return value
             return hidden(plain(value), sign, self._asked.setdefault(place, []))
@@ -280,3 +290,7 @@ class KeptState:
             for path, name in self.numbers.places:
                 if name in (kept := vars(self.modules[path])):
                     kept[name] = plain(kept[name])
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

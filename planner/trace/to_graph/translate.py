@@ -109,6 +109,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph.reads |= {n: names[id(t)] for n, t in provenance.compared.items() if id(t) in names}
     graph.equal = [*_equal(graph, provenance.equal)]
     graph.length_tests = provenance.deciding
+    graph.asked_dims = {names[id(t)]: place for t, place in provenance.dims if id(t) in names}
     _mark_lost_lengths(graph, record, provenance, names)
     _mark_cuts(graph, record, names)
     return graph
