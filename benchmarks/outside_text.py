@@ -19,10 +19,12 @@ from pathlib import Path
 
 import click
 import torch
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, utils
 from transformers.models.auto import modeling_auto
+from transformers.utils import import_utils
 
 from benchmarks.outside_equal import compared
+from benchmarks.uses.models import APART, with_torchvision
 from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError
@@ -36,6 +38,14 @@ TASKS = (
     "UNIVERSAL", "INSTANCE", "SEMANTIC", "DEPTH", "CLASSIFICATION", "KEYPOINT", "TIME_SERIES",
 )  # fmt: skip
 """Words in names of auto mappings: classes of the first are taken first, base classes last."""
+
+
+sys.path.append(str(APART))  # timm and scipy, which some models need
+with with_torchvision():
+    import timm  # noqa: F401  # pyright: ignore[reportMissingImports]
+sys.path.append(str(APART))
+import_utils.is_timm_available = utils.is_timm_available = lambda: True  # though no torchvision is
+import_utils.BACKENDS_MAPPING["timm"] = (lambda: True, "")
 
 
 @click.command()
