@@ -99,6 +99,8 @@ def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome
         for dtype in (torch.float64, torch.float32):
             try:
                 meta = from_config(config)
+                if type(meta).forward is nn.Module.forward:
+                    return f"{cls} has no forward: a model is a part of it"
                 if (size := sum(p.numel() for p in meta.parameters())) > MOST:
                     why = why or f"it has {size:,} parameters"
                     break
@@ -119,14 +121,16 @@ def _values(example: dict[str, Any], config: Any, dtype: torch.dtype) -> dict[st
     generator = torch.Generator().manual_seed(0)
     sizes = [getattr(part, "vocab_size", None) for part in parts(config)]
     vocabulary = min((n for n in sizes if type(n) is int and n > 2), default=3)
-    special = {v for part in parts(config) for k, v in vars(part).items() if "token" in k}
+    special = {v for part in parts(config) for k, v in vars(part).items()
+               if type(v) is int and "token" in k}  # fmt: skip
     text = [n for n in range(2, min(vocabulary, 64)) if n not in special] or [1]
 
     def made(name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.device.type != "meta":
             return value
         if value.is_floating_point():
-            return torch.randn(value.shape, generator=generator, dtype=dtype)
+            drawn = torch.randn(value.shape, generator=generator, dtype=dtype)
+            return drawn.abs() if "patches" in name else drawn  # in front of them are their places
         if value.dtype == torch.bool or "mask" in name:
             return torch.ones(value.shape, dtype=value.dtype)
         most = len(text) if name.endswith("ids") else 2

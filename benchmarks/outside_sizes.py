@@ -7,10 +7,12 @@ parts share.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING
@@ -25,112 +27,24 @@ WIDTHS = ("hidden_size", "intermediate_size", "d_model", "ffn_dim", "encoder_ffn
           "moe_intermediate_size", "out_hidden_size", "shared_expert_intermediate_size",
           "encoder_hidden_size", "text_dim", "hidden_dim", "decoder_hidden_size")  # fmt: skip
 WIDTH = re.compile("hidden|dim|channels|width|d_model|features|filters|intermediate|embed|vocab")
-OTHER = re.compile("num_(?!filters)|layer|head|token|position|in_channels|audio_channels|max_|act$|factor")
+OTHER = re.compile(
+    "num_(?!filters)|layer|head|token|position|in_channels|audio_channels|max_|act$|factor"
+)
 """Words in names of entries that are widths, and in those of others."""
 
 SHARED = ("hidden_size", "d_model", "embed_dim", "dim")
 """Names of the width that heads share."""
 
+OUT = "out_hidden_size"
+"""The width of what a tower gives to the text model."""
+
+MROPE = "mrope_section"
+"""What divides a rotary embedding among time, height and width; code has a default."""
+
 NEEDED = {"vocab_size": 128}
 """Entries without a default that heads need."""
 
-_NECK = {"neck_hidden_sizes": [16, 16, 32, 32], "fusion_hidden_size": 16}
-_DEPTH = {"backbone_config": {"image_size": 56}, "reassemble_hidden_size": 64, **_NECK}
-_SERIES = {"prediction_length": 8, "context_length": 12, "num_time_features": 19}
-_SWIN = {"depths": [1, 1, 2, 1], "embed_dim": 32, "num_heads": [2, 2, 4, 4]}
-_DAVIT = {"depths": [1, 1, 1, 1], "embed_dim": [16, 32, 48, 64], "num_heads": [2, 2, 4, 4],
-          "num_groups": [2, 2, 4, 4], "projection_dim": 64}  # fmt: skip
-_QFORMER = {"image_token_index": 100, "num_query_tokens": 4,
-            "qformer_config": {"encoder_hidden_size": 64}}  # fmt: skip
-_REPVIT = {"backbone_config": {"architecture": "repvit_m0_9", "model_args": {
-    "in_chans": 3, "features_only": True, "out_indices": [0, 1, 2, 3]}},
-    "backbone_channel_list": [384, 192, 96, 48],
-    "backbone_feature_sizes": [[56, 56], [28, 28], [14, 14]]}  # fmt: skip
-_PE = {"vision_config": {"architecture": "vit_pe_core_tiny_patch16_384", "num_classes": 64,
-                         "model_args": {"depth": 2, "img_size": [224, 224], "embed_dim": 192}}}  # fmt: skip
-_TEXT = {"head_dim": 16}
-_ACOUSTIC = {"depths": [1] * 7, "num_filters": 2}
-_DETECTION = {
-    "intraclass_block_config": {
-        "reduce_channel": [1, 1, 0], "return_channel": [1, 1, 0],
-        **{f"{way}_{how}ratio": [[k, 1] if way[0] == "v" else [1, k] if way[0] == "h" else [k, k],
-                                 [1, 1], [k // 2 if way[0] != "h" else 0,
-                                          k // 2 if way[0] != "v" else 0]]
-           for way in ("vertical_long_to_small_conv", "horizontal_small_to_long_conv",
-                       "symmetric_conv_long")
-           for how, k in (("long", 7), ("mid", 5), ("short", 3))}},
-    "scale_factor_list": [1, 2, 4, 8], "kernel_list": [3, 2, 2], "neck_out_channels": 32,
-}  # fmt: skip
-
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "autoformer": _SERIES,
-    "beit": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
-    "blip-2": _QFORMER,
-    "chmv2": {"post_process_channels": [16, 16, 32, 32], "fusion_hidden_size": 16,
-              "backbone_config": {"image_size": 64}, "head_hidden_size": 16,
-              "number_output_channels": 32},
-    "csm": {"codec_config": {"upsample_groups": 64}, "depth_decoder_config": {
-        "backbone_hidden_size": 64}, "text_vocab_size": 256, "pad_token_id": 250},
-    "data2vec-vision": {"num_hidden_layers": 4, "out_indices": [0, 1, 2, 3]},
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"],
-                                        "num_experts_per_tok": 2}},
-    "depth_anything": _DEPTH,
-    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2,
-                                        "moe_intermediate_size": 32}},
-    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "image_size": 64, **_NECK},
-    "edgetam": {"vision_config": _REPVIT},
-    "edgetam_vision_model": _REPVIT,
-    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [32, 32]}},
-    "fast_vlm": {"vision_config": {"architecture": "fastvit_mci0", "hidden_size": 1024}},
-    "florence2": {"vision_config": _DAVIT},
-    "gemma3n": {"vision_config": {"architecture": "convnext_atto", "hidden_size": 320},
-                "vision_soft_tokens_per_image": 49},
-    "gemma3n_vision": {"architecture": "convnext_atto"},
-    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-2, 0]],
-                        "spatial_target_layers": [0, 0, 1, 1]},
-    "hunyuan_vl": {"text_config": _TEXT},
-    "hunyuan_vl_text": _TEXT,
-    "informer": _SERIES,
-    "instructblip": _QFORMER,
-    "instructblipvideo": {**_QFORMER, "video_token_index": 100},
-    "janus": {"vq_config": {"base_channels": 32, "num_embeddings": 64, "latent_channels": 32}},
-    "kyutai_speech_to_text": {"codec_config": {"upsample_groups": 64}},
-    "mask2former": {"backbone_config": _SWIN},
-    "maskformer": {"backbone_config": _SWIN},
-    "moonshine_streaming": {"num_key_value_heads": 4},
-    "oneformer": {"backbone_config": _SWIN, "task_seq_len": 19},
-    "pe_audio_video": {"audio_video_config": {"video_config": _PE}},
-    "pe_audio_video_encoder": {"video_config": _PE},
-    "pe_video": {"video_config": _PE},
-    "pe_video_encoder": _PE,
-    "perceiver": {"num_cross_attention_heads": 1, "d_latents": 64, "num_latents": 16,
-                  "num_self_attends_per_block": 2, "num_self_attention_heads": 4},
-    "perception_lm": {"vision_config": _PE["vision_config"]},
-    "pocket_tts_audio_tokenizer": {"upsample_groups": 64},
-    "pp_ocrv5_server_det": _DETECTION,
-    "pp_ocrv6_medium_det": _DETECTION,
-    "prompt_depth_anything": _DEPTH,
-    "qwen3_omni_moe": {"talker_config": {"text_config": {"shared_expert_intermediate_size": 64}}},
-    "sapiens2": {"head_config": {"upsample_out_channels": [32, 32], "conv_out_channels": [32]},
-                 "num_key_value_heads_per_layer": [4, 2], "num_first_full_attention_layers": 1,
-                 "num_last_full_attention_layers": 1},
-    "step3p7": {"text_config": {"sliding_window": 8}},
-    "swin2sr": {**_SWIN, "image_size": 32, "depths": [1, 1], "num_heads": [2, 2]},
-    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
-    "time_series_transformer": _SERIES,
-    "timm_backbone": {"backbone": "resnet18"},
-    "timm_wrapper": {"architecture": "resnet18"},
-    "tipsv2_dpt": {"backbone_config": {"image_size": 56}, **_NECK},
-    "vibevoice": {"audio_config": _ACOUSTIC, "semantic_model_config": _ACOUSTIC},
-    "vibevoice_acoustic_tokenizer": _ACOUSTIC,
-    "vibevoice_acoustic_tokenizer_decoder": _ACOUSTIC,
-    "vibevoice_acoustic_tokenizer_encoder": _ACOUSTIC,
-    "vitmatte": {"backbone_config": {"image_size": 64, "num_channels": 4, "out_indices": [2]},
-                 "hidden_size": 64, "convstream_hidden_sizes": [8, 16, 32],
-                 "fusion_hidden_sizes": [32, 16, 8, 8]},
-    "xcodec": {"acoustic_model_config": {"encoder_hidden_size": 16, "decoder_hidden_size": 256}},
-    "zoedepth": {"backbone_config": {"image_size": 64}, "bottleneck_features": 32, **_NECK},
-}
+OVERRIDES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 """Model type -> entries of its config, nested ones too."""
 
 
@@ -141,23 +55,33 @@ def configs(kind: str) -> Iterator[Any]:
     """
     cls = CONFIG_MAPPING[kind]
     special = merged(copy.deepcopy(zoo.SPECIAL.get(kind, {})), OVERRIDES.get(kind, {}))
-    try:
-        usual = cls()
-    except Exception:  # some entries have no default
-        usual = cls(**special)
-    named = {
-        key: {"model_type": vars(usual)[key].model_type, **value}
-        if isinstance(value, dict) and hasattr(vars(usual).get(key), "to_dict") else value
-        for key, value in special.items()
-    }  # fmt: skip
-    ways = [lambda: zoo._make(cls, merged(_said(usual), special))]
+    ways = [lambda: zoo._make(cls, merged(_said(_usual(cls, special)), special))]
     for every, factor in product((False, True), FACTORS):
-        ways.append(partial(lambda *how: _smaller(cls(**named), *how), factor, every))
+        ways.append(
+            partial(lambda *how: _smaller(cls(**_named(cls, special)), *how), factor, every)
+        )
     for way in ways:
         try:
             yield _fitted(way())
         except Exception as error:  # sizes do not fit together, or some have no default
             yield error
+
+
+def _usual(cls: Any, special: dict[str, Any]) -> Any:
+    try:
+        return cls()
+    except Exception:  # some entries have no default
+        return cls(**special)
+
+
+def _named(cls: Any, special: dict[str, Any]) -> dict[str, Any]:
+    """Return entries whose parts name their type, as those do that may have several."""
+    usual = vars(_usual(cls, special))
+    return {
+        key: {"model_type": usual[key].model_type, **value}
+        if isinstance(value, dict) and hasattr(usual.get(key), "to_dict") else value
+        for key, value in special.items()
+    }  # fmt: skip
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +131,10 @@ def _smaller(config: Any, factor: int, every: bool) -> Any:
 def _fitted(config: Any) -> Any:
     """Return a config whose entries fit its other sizes: parts of heads, numbers of tokens."""
     for part in parts(config):
+        text = vars(part).get("text_config")
+        for tower in vars(part).values() if hasattr(text, "hidden_size") else ():
+            if type(getattr(tower, OUT, None)) is int:
+                setattr(tower, OUT, text.hidden_size)
         for name, value in NEEDED.items():
             if getattr(part, name, 0) is None:
                 setattr(part, name, value)
@@ -229,13 +157,14 @@ def _fit_heads(part: Any) -> None:
     rope, heads = vars(part).get("rope_parameters"), vars(part).get("num_attention_heads")
     if not isinstance(rope, dict) or not heads:
         return
+    own = getattr(type(part), "ignore_keys_at_rope_validation", ())
     head = vars(part).get("head_dim") or width // heads
     for each in (rope, *(v for v in rope.values() if isinstance(v, dict))):
         pairs = int(head * (each.get("partial_rotary_factor") or 1)) // 2
-        section = each.get("mrope_section") or [1, 1, 1]
-        if sum(section) != pairs and pairs >= len(section):
+        section = each.get(MROPE) or [1, 1, 1] * (MROPE in own)
+        if section and sum(section) != pairs and pairs >= len(section):
             rest = [pairs * n // sum(section) for n in section[1:]]
-            each["mrope_section"] = [pairs - sum(rest), *rest]
+            each[MROPE] = [pairs - sum(rest), *rest]
 
 
 def parts(config: Any) -> list[Any]:

@@ -272,6 +272,11 @@ def test_prompts_are_above_images() -> None:
     }
 
 
+def test_what_is_called_inputs_may_be_images() -> None:
+    """Where a config has their size; else they are waves."""
+    assert (3, 3, 56, 56) in [tuple(found["inputs"].shape) for found in choices("perceiver")]
+
+
 def test_views_of_cameras_and_a_state() -> None:
     """Each sequence has an image token for each patch of its two views; the state is so wide."""
     config = transformers.CONFIG_MAPPING["pi0"]()
