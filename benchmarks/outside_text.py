@@ -16,6 +16,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -40,12 +41,12 @@ TASKS = (
 """Words in names of auto mappings: classes of the first are taken first, base classes last."""
 
 
-sys.path.append(str(APART))  # timm and scipy, which some models need
 with with_torchvision():
     import timm  # noqa: F401  # pyright: ignore[reportMissingImports]
-sys.path.append(str(APART))
+sys.path.append(str(APART))  # timm and scipy, which some models need
 import_utils.is_timm_available = utils.is_timm_available = lambda: True  # though no torchvision is
-import_utils.BACKENDS_MAPPING["timm"] = (lambda: True, "")
+backends: Any = import_utils.BACKENDS_MAPPING
+backends["timm"] = (lambda: True, "")
 
 
 @click.command()
