@@ -143,6 +143,9 @@ def _fitted(config: Any) -> Any:
                 value = getattr(part, name)
                 if type(value) is int and value >= most:
                     setattr(part, name, most - 1 - i)
+        window, merge = (getattr(part, n, None) for n in ("window_size", "spatial_merge_size"))
+        if type(window) is int and merge and window < part.patch_size * merge:
+            part.window_size = 4 * part.patch_size * merge  # a window is of whole patches
         _fit_heads(part)
     return config
 
