@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers import CONFIG_MAPPING
 
 from benchmarks.compare import differences
+from benchmarks.outside_sizes import configs, parts
 from benchmarks.zoo import Row
 from benchmarks.zoo_case import CASTS, EXACT, SINGLE, Casts
 from shardwright.errors import ShardwrightError
@@ -27,17 +25,10 @@ from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
-from tests import planning, zoo
+from tests import planning
 from tests.planner.equal import weigh
 from tests.ranks import run_ranks
 
-FACTORS = (16, 4, 1)
-LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers",
-          "decoder_layers", "depth", "num_encoder_layers", "num_decoder_layers")  # fmt: skip
-WIDTHS = ("hidden_size", "intermediate_size", "d_model", "ffn_dim", "encoder_ffn_dim", "vocab_size",
-          "decoder_ffn_dim", "embed_dim", "projection_dim", "d_ff", "dim", "mlp_dim",
-          "moe_intermediate_size", "out_hidden_size", "shared_expert_intermediate_size",
-          "encoder_hidden_size", "text_dim", "hidden_dim", "decoder_hidden_size")  # fmt: skip
 MOST = 80_000_000
 """Most parameters of a model that is compared."""
 
@@ -48,8 +39,8 @@ Outcome = tuple[list[Tensor], dict[str, Tensor]]
 def compared(kind: str, cls: str, tp: int) -> Row:
     """Return the row of a model type: how far its outputs and gradients are off."""
     found = _small(kind, cls)
-    if found is None:
-        return {"verdict": "no small model"}
+    if isinstance(found, str):
+        return {"verdict": "no small model", "why": found}
     config, model, given, want, tolerance = found
     size = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
     dtype = next(p.dtype for p in model.parameters())
@@ -93,69 +84,53 @@ def _shaken(model: nn.Module) -> nn.Module:
     return model
 
 
-def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome, float] | None:
-    """Return the first config that runs, its model, inputs, outcome, and the tolerance."""
-    for config in _configs(kind):
+def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome, float] | str:
+    """Return the first config that runs, its model, inputs, outcome, and the tolerance.
+
+    If there is none, return why the first of them does not.
+    """
+    why = ""
+    for config in configs(kind):
+        if isinstance(config, Exception):
+            why = why or repr(config)
+            continue
         config.architectures = [cls]
+        config._experts_implementation = "batched_mm"  # torch's grouped mm has no float64
         for dtype in (torch.float64, torch.float32):
             try:
                 meta = from_config(config)
-                if sum(p.numel() for p in meta.parameters()) > MOST:
+                if type(meta).forward is nn.Module.forward:
+                    return f"{cls} has no forward: a model is a part of it"
+                if (size := sum(p.numel() for p in meta.parameters())) > MOST:
+                    why = why or f"it has {size:,} parameters"
                     break
                 model = random_model(config, dtype)
                 given = _values(example_call(meta), config, dtype)
                 with Casts(dtype) as casts:
                     want = _step(copy.deepcopy(model), given)
-            except Exception:  # sizes do not fit together, or the code mixes dtypes
+            except Exception as error:  # sizes do not fit together, or the code mixes dtypes
+                why = why or repr(error.__cause__ or error)
                 continue
             single = dtype == torch.float32
             return config, model, given, want, SINGLE if single else CASTS if casts.found else EXACT
-    return None
-
-
-def _configs(kind: str) -> Iterator[Any]:
-    """Yield configs of small models: of the zoo's sizes, then with divided widths and 2 layers."""
-    with suppress(Exception):  # a config need not take the zoo's sizes
-        yield zoo._make(CONFIG_MAPPING[kind])
-    for factor in FACTORS:
-        with suppress(Exception):  # or other sizes, or need what has no default
-            yield _smaller(CONFIG_MAPPING[kind](), factor)
-
-
-def _smaller(config: Any, factor: int) -> Any:
-    """Return a config with divided widths and 2 layers."""
-    for part in _parts(config):
-        for name, value in list(vars(part).items()):
-            if type(value) is int and name in LAYERS:
-                setattr(part, name, min(value, 2))
-            elif type(value) is int and name in WIDTHS and value % factor == 0:
-                setattr(part, name, value // factor)
-            elif isinstance(value, list) and len(value) > 4 and name.endswith("types"):
-                setattr(part, name, value[:2])
-    return config
-
-
-def _parts(config: Any) -> list[Any]:
-    """Return a config and those nested in it."""
-    found = [config]
-    for part in found:
-        found += [v for v in vars(part).values() if hasattr(v, "to_dict") and v not in found]
-    return found
+    return why[:300]
 
 
 def _values(example: dict[str, Any], config: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Return an example call with numbers: random ones where it has none."""
     generator = torch.Generator().manual_seed(0)
-    sizes = [getattr(part, "vocab_size", None) for part in _parts(config)]
+    sizes = [getattr(part, "vocab_size", None) for part in parts(config)]
     vocabulary = min((n for n in sizes if type(n) is int and n > 2), default=3)
-    special = {v for part in _parts(config) for k, v in vars(part).items() if "token" in k}
+    special = {v for part in parts(config) for k, v in vars(part).items()
+               if type(v) is int and "token" in k}  # fmt: skip
     text = [n for n in range(2, min(vocabulary, 64)) if n not in special] or [1]
 
     def made(name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.device.type != "meta":
             return value
         if value.is_floating_point():
-            return torch.randn(value.shape, generator=generator, dtype=dtype)
+            drawn = torch.randn(value.shape, generator=generator, dtype=dtype)
+            return drawn.abs() if "patches" in name else drawn  # in front of them are their places
         if value.dtype == torch.bool or "mask" in name:
             return torch.ones(value.shape, dtype=value.dtype)
         most = len(text) if name.endswith("ids") else 2

@@ -16,13 +16,16 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, utils
 from transformers.models.auto import modeling_auto
+from transformers.utils import import_utils
 
 from benchmarks.outside_equal import compared
+from benchmarks.uses.models import APART, with_torchvision
 from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError
@@ -36,6 +39,14 @@ TASKS = (
     "UNIVERSAL", "INSTANCE", "SEMANTIC", "DEPTH", "CLASSIFICATION", "KEYPOINT", "TIME_SERIES",
 )  # fmt: skip
 """Words in names of auto mappings: classes of the first are taken first, base classes last."""
+
+
+with with_torchvision():
+    import timm  # noqa: F401  # pyright: ignore[reportMissingImports]
+sys.path.append(str(APART))  # timm and scipy, which some models need
+import_utils.is_timm_available = utils.is_timm_available = lambda: True  # though no torchvision is
+backends: Any = import_utils.BACKENDS_MAPPING
+backends["timm"] = (lambda: True, "")
 
 
 @click.command()

@@ -117,7 +117,7 @@ def _pictures(size: int, channels: int = 3) -> Inputs:
 
 def _timm(name: str, **options: Any) -> Foreign:
     def build() -> nn.Module:
-        with _with_torchvision():
+        with with_torchvision():
             import timm  # pyright: ignore[reportMissingImports]
         return timm.create_model(name, num_classes=12, **options)
 
@@ -150,7 +150,7 @@ class _Torchvision(MetaPathFinder, Loader):
 
 
 @contextmanager
-def _with_torchvision() -> Iterator[None]:
+def with_torchvision() -> Iterator[None]:
     """While timm is imported: with an empty torchvision where there is none."""
     if importlib.util.find_spec("torchvision"):
         yield

@@ -272,6 +272,19 @@ def test_prompts_are_above_images() -> None:
     }
 
 
+def test_what_is_called_inputs_may_be_images() -> None:
+    """Where a config has their size; else they are waves."""
+    assert (3, 3, 56, 56) in [tuple(found["inputs"].shape) for found in choices("perceiver")]
+
+
+def test_a_switch_that_the_code_sets_itself_is_left_out() -> None:
+    """A module that passes `use_cache` on must not get it once more."""
+    config = transformers.CONFIG_MAPPING["mimi_encoder"](**SMALL, num_key_value_heads=4, head_dim=8)
+    config.architectures = ["MimiEncoderModel"]
+    inputs = example_call(from_config(config))
+    assert "use_cache" not in inputs and inputs["input_values"].shape[:2] == (3, 1)
+
+
 def test_views_of_cameras_and_a_state() -> None:
     """Each sequence has an image token for each patch of its two views; the state is so wide."""
     config = transformers.CONFIG_MAPPING["pi0"]()

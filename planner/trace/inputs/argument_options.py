@@ -164,6 +164,13 @@ def _waves(at: Subject, name: str) -> Iterator[Option]:
     yield {name: at.floats(TRACE_BATCH, MORE_SAMPLES)}
 
 
+def _anything(at: Subject, name: str) -> Iterator[Option]:
+    """Yield waves; images, if a config has their size."""
+    yield from _waves(at, name)
+    if any(sides(config) for config in at.configs):
+        yield from _images(at, name)
+
+
 def _states(at: Subject, name: str) -> Iterator[Option]:
     yield from _patches(at, name)
     config = at.configs[0]
@@ -232,7 +239,7 @@ OPTIONS: dict[str, Callable[[Subject, str], Iterator[Option]]] = {
     "qformer_input_ids": _tokens,
     "bbox": _boxes,
     "past_values": _series,
-    "inputs": _waves,
+    "inputs": _anything,
     "encoder_hidden_states": _encoded,
 }
 """Argument -> function that yields what it may be, with the arguments that belong to it."""

@@ -83,7 +83,7 @@ def example_call(module: nn.Module) -> dict[str, Any]:
             return inputs
         if ended is Trial.ON_DATA:
             dims = tuple(v.dim() for v in inputs.values() if isinstance(v, Tensor))
-            on_data.setdefault(dims, (inputs, run))
+            on_data.setdefault((*dims, SWITCH in inputs), (inputs, run))
     found = [*on_data.values()]
     if len(found) > 1:  # where the code reads data, it had not come to the end
         found = [(inputs, run) for inputs, run in found if settles(module, run)] or found
@@ -141,11 +141,13 @@ def _candidates(trials: Trials) -> Iterator[dict[str, Any]]:
         yield from _with_images(trials)
     # Models with a decoder of their own do not all say so.
     decoding = [_beside(module, yes) for yes in {_decodes(module): 0, DECODER_IDS in names: 0}]
+    if SWITCH in decoding[0] and SWITCH not in names:  # the code may set it itself
+        decoding += [{k: v for k, v in each.items() if k != SWITCH} for each in decoding]
     kinds = Subject(module).number(*KINDS)
     if DECODER_IDS in names and kinds:
         for shape in ((TRACE_BATCH, TRACE_SEQ, kinds), (TRACE_BATCH * kinds, TRACE_SEQ)):
             several = torch.zeros(shape, dtype=torch.int64, device="meta")
-            decoding.append({**decoding[-1], DECODER_IDS: several})
+            decoding.append({**decoding[0], DECODER_IDS: several})
     for beside in decoding:
         for inputs in example_inputs(module):
             more = {name: v for name, v in beside.items() if name not in inputs}
