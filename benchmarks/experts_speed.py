@@ -46,6 +46,7 @@ def config(chosen: int) -> Any:
         hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS,
         num_attention_heads=8, num_key_value_heads=8, vocab_size=VOCABULARY,
         num_local_experts=8, num_experts_per_tok=chosen, dtype="float32",
+        architectures=["MixtralForCausalLM"],
     )  # fmt: skip
 
 

@@ -33,13 +33,13 @@ from torch import Tensor
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.devices.device import SECOND, Device, Flops, Hosts, Link, Links, sent
-from shardwright.runtime.communication.collectives import all_gather, reduce_scatter
+from shardwright.runtime.communication.collectives import all_gather, all_to_all, reduce_scatter
 from shardwright.runtime.communication.mesh import Group
 
 HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json"
 SIZES = tuple(2**n for n in range(12, 27, 2))
 """Input bytes of a collective on one rank."""
-KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 BETWEEN = "between hosts"
 SMALL = 64
 """Ops that do next to nothing, one after the other."""
@@ -207,6 +207,7 @@ def _cases(
         "all_reduce": partial(dist.all_reduce, group=group.pg),
         "all_gather": lambda x: all_gather(x, group),
         "reduce_scatter": lambda x: reduce_scatter(x, group),
+        "all_to_all": lambda x: all_to_all(x, [1] * group.size, [1] * group.size, group),
     }
 
     def rows(size: int) -> Tensor:

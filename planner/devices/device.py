@@ -45,6 +45,7 @@ class Links(_Part):
     all_reduce: Link
     all_gather: Link
     reduce_scatter: Link
+    all_to_all: Link | None = Field(default=None, description="left out: as reduce_scatter")
 
 
 class Hosts(Link):
@@ -100,7 +101,7 @@ class Device(_Part):
         """
         if ranks < 2:
             return 0
-        link: Link = getattr(self.links, "reduce_scatter" if kind == "all_to_all" else kind)
+        link: Link = getattr(self.links, kind) or self.links.reduce_scatter
         links = (near or ranks) - 1 if self.peer_links else 1
         return link.latency_ns + _ceil(
             sent(kind, size, ranks) * SECOND, links * link.bytes_per_s * ranks

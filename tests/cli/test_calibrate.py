@@ -63,7 +63,8 @@ def test_two_ranks_write_a_profile_that_plan_takes(run: Run, model: Path, tmp_pa
     assert profile.source.startswith("measured by `shardwright calibrate` on 2 ranks: ")
     assert profile.source.endswith("; gloo")
     assert 10**7 < profile.memory_bytes_per_s < 10**13
-    for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+    assert profile.links.all_to_all is not None
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         assert 0 < profile.collective(kind, 2**18, 2) < 10**10
     result = run("plan", model, "--tp", 2, "--device", path, "--json")
     assert result.exit_code == 0, result.output

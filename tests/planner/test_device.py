@@ -64,6 +64,15 @@ def test_a_collective_grows_with_bytes_and_ranks(name: str, kind: str) -> None:
         assert times == sorted(set(times))
 
 
+def test_an_all_to_all_is_a_reduce_scatter_unless_it_was_measured() -> None:
+    data = device("h100-nvlink").model_dump()
+    data["links"]["all_to_all"] = {"latency_ns": 50_000, "bytes_per_s": 10**9}
+    measured, usual = Device.model_validate(data), device("h100-nvlink")
+    assert usual.collective("all_to_all", 4000, 4) == usual.collective("reduce_scatter", 4000, 4)
+    assert measured.collective("all_to_all", 4000, 4) == 50_000 + 3000
+    assert measured.collective("reduce_scatter", 4000, 4) < 50_000
+
+
 def test_more_devices_use_more_links_of_their_own() -> None:
     profile = device("mi300x-infinity-fabric")
     two, eight = (profile.collective("all_reduce", 64 * 10**9, n) for n in (2, 8))
