@@ -91,6 +91,9 @@ class ProvenCalls:
         """Flags that no call had on."""
         self.lengths = {text: where for call in own for text, where in call.lengths.items()}
         """Comparisons of lengths that hold in all calls -> their places in the code."""
+        self._compared = [(text, [*map(_named, names_in(text))]) for text in self.lengths]
+        self._held: dict[str, list[int]] = {}
+        """Comparisons -> the sizes for which they held last."""
         self.checked: dict[Any, bool] = {}
         """Kinds of calls that were checked before, and what `check_given` returned for them."""
 
@@ -258,21 +261,32 @@ class ProvenCalls:
         With a filled cache it may add what is in the cache, which the comparisons do not have.
         Masks of four dims, which `generate` makes for static caches, models take as they are.
         """
-        if any(is_own(value) and _filled(value) for value in given.values()):
-            return
-        tensors = [(n, x) for n, x in given.items() if isinstance(x, Tensor)]
-        if self.config is not None:
-            tensors = [(n, x) for n, x in tensors if n not in MASKS or x.dim() != 4]
-        sizes = dict(size for n, x in tensors for size in _sizes(n, x))
-        for text, where in self.lengths.items():
-            found = {name: sizes[name] for name in names_in(text) if name in sizes}
-            if len(found) == len(names_in(text)) and not holds(text, found):
-                now = ", ".join(f"{name} is {size}" for name, size in found.items())
-                raise UsageError(
-                    f"code of {self.model} ({where}) decides by a length: {text} held in all calls "
-                    f"that the plan was made for, and {now}: give lengths for which it holds, or "
-                    "plan with example inputs of such lengths"
-                )
+        for text, named in self._compared:  # each call runs this: no functions of ours
+            sizes: list[int] = []
+            for argument, dim in named:
+                x = given.get(argument)
+                if not isinstance(x, Tensor) or (dim is not None and x.dim() <= dim):
+                    break
+                if self.config is not None and argument in MASKS and x.dim() == 4:
+                    break
+                sizes.append(x.dim() if dim is None else x.shape[dim])
+            else:
+                if self._held.get(text) != sizes:
+                    self._check_length(text, sizes, given)
+
+    def _check_length(self, text: str, sizes: list[int], given: Mapping[str, Any]) -> None:
+        """Check one comparison, for the sizes that it names."""
+        found = dict(zip(names_in(text), sizes, strict=True))
+        if holds(text, found):
+            if not torch.compiler.is_compiling():  # its guards would see this change
+                self._held[text] = sizes
+        elif not any(is_own(value) and _filled(value) for value in given.values()):
+            now = ", ".join(f"{name} is {size}" for name, size in found.items())
+            raise UsageError(
+                f"code of {self.model} ({self.lengths[text]}) decides by a length: {text} held in "
+                f"all calls that the plan was made for, and {now}: give lengths for which it "
+                "holds, or plan with example inputs of such lengths"
+            )
 
     def _check_tokens(self, given: Mapping[str, Any]) -> None:
         """Check that a call with a filled cache has only one token."""
@@ -299,10 +313,10 @@ class ProvenCalls:
                 )
 
 
-def _sizes(name: str, x: Tensor) -> Iterator[tuple[str, int]]:
-    """The number of dims of an argument and its lengths, as comparisons name them."""
-    yield f"{name}.ndim", x.dim()
-    yield from ((f"{name}.shape[{dim}]", size) for dim, size in enumerate(x.shape))
+def _named(size: str) -> tuple[str, int | None]:
+    """The argument and the dim of `x.shape[1]`; no dim of `x.ndim`."""
+    name, _, rest = size.rpartition(".")
+    return name, None if rest == "ndim" else int(rest[len("shape[") : -1])
 
 
 def _filled(state: Any) -> bool:
