@@ -14,7 +14,7 @@ from shardwright.errors import PlanError, ShardwrightError, UsageError
 from shardwright.planner.contract.mesh import CP, EP
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.exports.stock.experts import DISPATCH, expert_ranks, expert_rules
+from shardwright.planner.exports.stock.experts import DISPATCH, expert_ranks
 from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
 from shardwright.planner.exports.stock.table import MOST, Table, candidates, held
 from shardwright.planner.on_ranks.small import small
@@ -161,7 +161,7 @@ def proven(
     way: Callable[[Table], Way],
     expressed: Callable[[Table], str | None] = lambda table: None,
     what: str = "transformers' styles",
-    spread: bool = False,
+    experts: Table | None = None,
 ) -> Proven:
     """Return the first table that gives the unsharded model's results in the plan's memory.
 
@@ -171,14 +171,14 @@ def proven(
         way: Turns a table into what is run.
         expressed: Returns why the format cannot express a table; None if it can.
         what: The styles of the format, for messages.
-        spread: Whether the format may spread experts.
+        experts: Rules for experts that are spread; None if the format has none.
 
     Raises:
         PlanError: no table qualifies; the message says why the first one failed.
     """
-    ranks, why = ranks_to_run(plan, spread), ""
-    experts = expert_rules(plan, model.whole)
-    for table in candidates(plan, model.whole):
+    ranks, why = ranks_to_run(plan, spread=experts is not None), ""
+    experts = experts or {}
+    for table in candidates(plan, model.whole, experts):
         reason = expressed(table) or _heavier(plan, model.whole, table, experts)
         if reason is not None:
             why = why or f"{what} cannot express this plan: {reason}"

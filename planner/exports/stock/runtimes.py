@@ -50,7 +50,7 @@ def to_transformers(plan: Plan, model: Any = None, own_styles: bool = False, **h
     if own_styles:
         return _with_own_style(plan, subject)
     experts = expert_rules(plan, subject.whole)
-    found = proven(plan, subject, partial(Table, experts=experts), spread=True)
+    found = proven(plan, subject, partial(Table, experts=experts), experts=experts)
     base, head = by_class(found.table, subject.whole)
     of_experts = {
         "fsdp_size": plan.mesh.get(EP), "ep_size": expert_ranks(plan), "ep_plan": experts,

@@ -17,7 +17,7 @@ from torch import nn
 from shardwright.planner.contract.names import grouped, is_within, pattern, prefixes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.exports.stock.experts import ROWS, expert_rules, is_expert
+from shardwright.planner.exports.stock.experts import ROWS, is_expert
 from shardwright.planner.exports.stock.styles import (
     BY_TORCH,
     COLUMN,
@@ -36,15 +36,19 @@ MOST = 1.05
 """A table may hold at most this many times the plan's bytes per rank."""
 
 
-def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
-    """Yield tables for `model`, on meta or not, those that gather least first."""
+def candidates(plan: Plan, model: nn.Module, experts: Table | None = None) -> Iterator[Table]:
+    """Yield tables for `model`, on meta or not, those that gather least first.
+
+    They have no rules for experts that `experts` spreads.
+    """
     seen: list[Table] = []
     own = _with_integers(plan, model)
     groups = _groups(plan, model)
     every = own | groups
     for gathered in (own, *(own | {g} for g in sorted(groups)), every, every | _cut(plan, model)):
         for by_torch, plain, summed in product((False, True), repeat=3):
-            table = _table(plan, model, Choice(frozenset(gathered), plain, by_torch, summed))
+            choice = Choice(frozenset(gathered), plain, by_torch, summed)
+            table = _table(plan, model, choice, experts or {})
             if table not in seen:
                 seen.append(table)
                 yield table
@@ -105,11 +109,14 @@ def _cut(plan: Plan, model: nn.Module) -> set[str]:
 
 
 def _table(
-    plan: Plan, model: nn.Module, choice: Choice, shared: frozenset[str] = frozenset()
+    plan: Plan,
+    model: nn.Module,
+    choice: Choice,
+    experts: Table,
+    shared: frozenset[str] = frozenset(),
 ) -> Table:
     """Make the table of a choice; `shared` are keys of modules that no single style fits."""
     config: Any = model.config
-    experts = expert_rules(plan, model)
     rotary = getattr(config.get_text_config(), "qk_rope_head_dim", None)
     found: dict[str, list[str | None]] = {}
     linear: dict[str, bool] = {}
@@ -134,7 +141,7 @@ def _table(
     if choice.by_torch and not shared:
         apart = {k for k, s in agreed.items() if s is None and any(found[k]) and leaves.get(k)}
         if apart:
-            return _table(plan, model, choice, frozenset(apart))
+            return _table(plan, model, choice, experts, frozenset(apart))
     table = {key: style for key, style in agreed.items() if style}
     stock: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
     table |= _identities(table, model) | _aliases(table, model)
