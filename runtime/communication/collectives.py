@@ -90,9 +90,13 @@ def all_to_all(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Gr
     assert group.pg is not None, "how many rows come is known on ranks only"
     if _len_torch_dispatch_stack():
         _tell("all_to_all", x)
-    out = x.new_empty(sum(receive), *x.shape[1:])
+    x, width = x.contiguous(), x.shape[1:].numel()
     try:
-        dist.all_to_all_single(out, x.contiguous(), [*receive], [*send], group=group.pg)
+        if x.is_cpu and (channel := group.channel) is not None:
+            sizes = [n * width for n in send], [n * width for n in receive]
+            return channel.run("all_to_all", x, sizes=sizes).view(sum(receive), *x.shape[1:])
+        out = x.new_empty(sum(receive), *x.shape[1:])
+        dist.all_to_all_single(out, x, [*receive], [*send], group=group.pg)
     except RuntimeError as error:
         raise failed("all_to_all", error, group.pg) from error
     return out

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,7 @@ class Channel:
         ranks: The number of ranks.
         look: Called now and then while this rank waits, with the seconds waited so far; it raises
             to end the wait.
-        room: Bytes of a buffer, the same on all ranks; at least 8 for each of them.
+        room: Bytes of a buffer, the same on all ranks: a multiple of 8, and at least 16 for each.
     """
 
     def __init__(
@@ -86,25 +86,34 @@ class Channel:
         self._state = state
         self._functions = {
             kind: getattr(lib, f"shardwright_{kind}")
-            for kind in ("all_reduce", "all_gather", "reduce_scatter")
+            for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         }
         self.leave = partial(_leave, state, memory, self._pid)
         """Make all calls fail from now on, on all ranks, including those that wait for this one."""
         weakref.finalize(self, self.leave)
 
     def run(
-        self, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
+        self,
+        kind: str,
+        x: Tensor,
+        op: str = "sum",
+        spent: bool = False,
+        rows: int = 1,
+        sizes: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> Tensor:
         """Run a collective on a contiguous `x`, in a single call: it runs for each decoded token.
 
         Args:
             kind: "all_reduce" returns the sum over the ranks. "all_gather" combines the [rows, n]
                 of each rank to [rows, ranks, n]. "reduce_scatter" sums [ranks, n] and returns this
-                rank's [n]. The results of the last two are flat.
-            x: A tensor of the same size and dtype on all ranks.
+                rank's [n]. "all_to_all" sends rows to each rank. The results of the last three are
+                flat.
+            x: A tensor of the same size and dtype on all ranks, except for an all-to-all.
             op: "sum", or "max" or "min" for an all-reduce.
             spent: Whether an all-reduce may overwrite `x` with its result.
             rows: Number of rows for an all-gather.
+            sizes: How many elements each rank gets from this one in an all-to-all, and how many
+                come from each.
 
         Raises:
             RuntimeError: another rank failed or called something else, or this process is a fork
@@ -115,10 +124,14 @@ class Channel:
         call = self._functions[kind]
         if kind == "all_reduce":
             out = x if spent else torch.empty_like(x)
-            given: tuple[int, ...] = x.numel(), DTYPES[x.dtype], REDUCTIONS[op]
+            given: tuple[Any, ...] = x.numel(), DTYPES[x.dtype], REDUCTIONS[op]
         elif kind == "all_gather":
             out = x.new_empty(self.ranks * x.numel())
             given = x.nbytes, rows
+        elif kind == "all_to_all":
+            out = x.new_empty(sum(sizes[1]))
+            array = ctypes.c_uint64 * self.ranks
+            given = tuple(array(*(n * x.itemsize for n in each)) for each in sizes)
         else:
             out = x.new_empty(x.numel() // self.ranks)
             given = out.numel(), DTYPES[x.dtype]

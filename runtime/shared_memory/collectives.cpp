@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 namespace {
 
@@ -40,7 +41,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "a lock would be in th
 constexpr size_t MOST_RANKS = 1024;
 
 enum Outcome { DONE, LEFT, STOPPED, DIFFERS };
-enum Kind { REDUCE, GATHER, SCATTER };
+enum Kind { REDUCE, GATHER, SCATTER, EXCHANGE };
 enum Reduction { SUM, MAX, MIN };
 enum Dtype { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, INT64 };
 
@@ -370,6 +371,43 @@ int shardwright_reduce_scatter(
     }
     sum(terms, c.ranks, out + at * size, n / size);
   }
+  return DONE;
+}
+
+// in: what each rank gets from this one, of `send` bytes; out: what comes from each, of `receive`.
+// A buffer begins with `send`, by which all ranks know how many pieces there are.
+int shardwright_all_to_all(
+    void* channel, const char* in, char* out, const uint64_t* send, const uint64_t* receive) {
+  Channel& c = *static_cast<Channel*>(channel);
+  Outcome begun = begin(c, EXCHANGE, 0, 0, 0);
+  if (begun) return begun;
+  if (send[c.rank] != receive[c.rank]) return DIFFERS;
+  const uint64_t most = c.room / c.ranks - sizeof *send;
+  auto sizes = [&](size_t k) { return reinterpret_cast<uint64_t*>(c.buffer(k)); };
+  auto piece = [&](size_t k, size_t to) {
+    return c.buffer(k) + c.ranks * sizeof *send + to * most;
+  };
+  uint64_t at = 0, longest = 0;
+  do {
+    c.turn ^= 1;
+    for (size_t k = 0, start = 0; k < c.ranks; start += send[k++]) {
+      sizes(c.rank)[k] = k == c.rank ? 0 : send[k];
+      if (k == c.rank || at >= send[k]) continue;
+      std::memcpy(piece(c.rank, k), in + start + at, std::min(most, send[k] - at));
+    }
+    Outcome met = meet(c, true);
+    if (met) return met;
+    for (size_t k = 0, start = 0; k < c.ranks; start += receive[k++]) {
+      longest = std::max(longest, *std::max_element(sizes(k), sizes(k) + c.ranks));
+      if (k == c.rank) continue;
+      if (sizes(k)[c.rank] != receive[k]) return DIFFERS;
+      if (at >= receive[k]) continue;
+      std::memcpy(out + start + at, piece(k, c.rank), std::min(most, receive[k] - at));
+    }
+    at += most;
+  } while (at < longest);
+  const char* own = in + std::accumulate(send, send + c.rank, uint64_t{0});
+  std::memcpy(out + std::accumulate(receive, receive + c.rank, uint64_t{0}), own, send[c.rank]);
   return DONE;
 }
 

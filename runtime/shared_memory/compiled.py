@@ -19,6 +19,7 @@ import tempfile
 from ctypes import c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from shardwright.errors import first_line
 
@@ -32,7 +33,8 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 """File mode bits that let others write to a file."""
 
 CHECK = ctypes.CFUNCTYPE(c_int)
-FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+SIZES = ctypes.POINTER(c_uint64)
+FUNCTIONS: dict[str, tuple[type | None, list[Any]]] = {
     "bytes": (c_size_t, [c_size_t, c_size_t]),
     "state": (c_size_t, []),
     "open": (None, [c_void_p, c_void_p, c_size_t, c_size_t, c_size_t, c_uint64, CHECK]),
@@ -40,6 +42,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "all_reduce": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int]),
     "all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_size_t]),
     "reduce_scatter": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int]),
+    "all_to_all": (c_int, [c_void_p, c_void_p, c_void_p, SIZES, SIZES]),
 }
 """Function name -> its return type and argument types."""
 

@@ -236,6 +236,12 @@ def _compare(x: torch.Tensor, group: Group) -> None:
     rows = torch.empty(group.size, *x.shape, dtype=x.dtype)
     dist.all_gather_into_tensor(rows.view(-1), x.contiguous().view(-1), group.pg)
     assert torch.equal(collectives.all_gather(x, group), rows)
+    send = [(group.rank + 2 * other) % 3 for other in range(group.size)]
+    receive = [(other + 2 * group.rank) % 3 for other in range(group.size)]
+    travelling = x.expand(sum(send), *x.shape)
+    came = x.new_empty(sum(receive), *x.shape)
+    dist.all_to_all_single(came, travelling.contiguous(), receive, send, group=group.pg)
+    assert torch.equal(collectives.all_to_all(travelling, send, receive, group), came)
     if x.dtype != torch.bool:
         whole = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(whole, group=group.pg)

@@ -1,7 +1,7 @@
 """Collectives through shared memory: what they compute, and how they end; ranks are threads here.
 
 Each has a mapping of its own and waits outside of Python, as processes do; those are in
-`tests/end_to_end/test_shared_memory.py`.
+`tests/faults/test_shared_memory.py`.
 """
 
 import os
@@ -143,6 +143,45 @@ def test_results_are_those_of_torch_on_all_ranks(
             assert same(got[at], want), (calls[at], rank)
 
 
+@settings(max_examples=30)
+@given(
+    st.integers(2, 5).flatmap(
+        lambda n: st.lists(
+            st.lists(
+                st.lists(st.one_of(st.integers(0, 40), st.just(1000)), min_size=n, max_size=n),
+                min_size=n,
+                max_size=n,
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    ),
+    st.sampled_from(list(DTYPES)),
+)
+def test_an_all_to_all_brings_what_each_rank_sent(
+    tables: list[list[list[int]]], dtype: torch.dtype
+) -> None:
+    """`tables[call][rank][other]`: elements from a rank to another; nothing, or several pieces."""
+
+    def sent(at: int, rank: int) -> Tensor:
+        return drawn(sum(tables[at][rank]), dtype, 10 * at + rank)
+
+    def work(channel: Channel, rank: int) -> list[Tensor]:
+        out = []
+        for at, table in enumerate(tables):
+            sizes = table[rank], [row[rank] for row in table]
+            out.append(channel.run("all_to_all", sent(at, rank), sizes=sizes))
+            out.append(channel.run("all_reduce", drawn(3, dtype, rank)))
+        return out
+
+    ranks = len(tables[0])
+    for rank, got in enumerate(run(ranks, work)):
+        for at, table in enumerate(tables):
+            parts = [sent(at, k).split(table[k])[rank] for k in range(ranks)]
+            assert same(got[2 * at], torch.cat(parts)), (at, rank)
+            assert same(got[2 * at + 1], summed([drawn(3, dtype, k) for k in range(ranks)]))
+
+
 @pytest.mark.parametrize("count", [5, 30_000])
 def test_what_is_spent_has_the_sum_in_it(count: int) -> None:
     terms = [drawn(count, torch.float32, rank) for rank in range(3)]
@@ -199,8 +238,9 @@ def test_many_calls_out_of_step() -> None:
         lambda c: c.run("all_reduce", torch.ones(4), "max"),
         lambda c: c.run("all_gather", torch.ones(4)),
         lambda c: c.run("reduce_scatter", torch.ones(4)),
+        lambda c: c.run("all_to_all", torch.ones(4), sizes=((2, 2), (2, 2))),
     ],
-    ids=["size", "dtype", "reduction", "gather", "scatter"],
+    ids=["size", "dtype", "reduction", "gather", "scatter", "exchange"],
 )
 def test_ranks_that_do_different_things_are_told(other: Callable[[Channel], Tensor]) -> None:
     """And nothing works afterwards: what one would take for an answer is another question's."""
@@ -216,6 +256,14 @@ def test_ranks_that_do_different_things_are_told(other: Callable[[Channel], Tens
     first, second = zip(*run(2, work), strict=True)
     assert any("called another collective" in text for text in first)
     assert set(second) == {"another rank has given up"}
+
+
+def test_ranks_that_expect_other_sizes_are_told() -> None:
+    def work(channel: Channel, rank: int) -> Tensor:
+        return channel.run("all_to_all", torch.ones(4), sizes=((2, 2), (2 + rank, 2)))
+
+    ends = run(2, work)
+    assert any("called another collective" in str(end) for end in ends)
 
 
 def test_a_wait_ends_when_the_other_rank_leaves() -> None:
