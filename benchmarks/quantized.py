@@ -2,6 +2,7 @@
 
     python -m benchmarks.quantized                       all, FP8 and int4, on 2, 3 and 4 ranks
     python -m benchmarks.quantized --how fp8 --tp 3 gpt2
+    python -m benchmarks.quantized --mesh ep=2,tp=2      mixtures, their experts spread over ranks
 
 Each tiny model is quantized in blocks that neither its dims nor the cuts fall on. Logits, a decode
 step and generated tokens of the split model, which holds its weights as they are stored, are
@@ -20,6 +21,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,12 @@ from rich.progress import track
 
 import shardwright
 from benchmarks.compare import decode_step
+from benchmarks.experts import mixtures
 from benchmarks.quantize import HOW, counts_for, quantize
 from benchmarks.zoo import write
 from benchmarks.zoo_case import build, experts_of
 from shardwright.errors import ShardwrightError
+from shardwright.planner.contract.mesh import EP, parse_mesh
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.config import read_config
 from tests import planning, zoo
@@ -45,28 +49,34 @@ NEW_TOKENS = 4
 DENSE_TOO = "refused when dense"
 
 Row = dict[str, Any]
+Dims = dict[str, int]
+"""Mesh dim -> ranks."""
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--how", "hows", multiple=True, type=click.Choice([*HOW]), help="Only these formats.")
 @click.option("--tp", "ranks", multiple=True, type=int, help="Only on so many ranks.")
+@click.option("--mesh", "text", help="Only on this mesh, in place of --tp.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the architectures.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
 def main(
     names: tuple[str, ...],
     hows: tuple[str, ...],
     ranks: tuple[int, ...],
+    text: str | None,
     part: str,
     path: Path | None,
 ) -> None:
     """Compare split models of quantized checkpoints with whole ones."""
     torch.set_num_threads(1)
     k, n = map(int, part.split("/"))
-    chosen = (names or tuple(zoo.names("causal")))[k - 1 :: n]
+    meshes = [parse_mesh(text)] if text else [{"tp": tp} for tp in ranks or (2, 3, 4)]
+    every = mixtures() if any(EP in mesh for mesh in meshes) else zoo.names("causal")
+    chosen = (names or tuple(every))[k - 1 :: n]
     console, rows = Console(stderr=True), []
     for name in track(chosen, "comparing", console=console, disable=not console.is_terminal):
-        for row in compared(name, hows or tuple(HOW), ranks or (2, 3, 4)):
+        for row in compared(name, hows or tuple(HOW), meshes):
             rows.append(row)
             if row["verdict"] != "equal":
                 print(*(f"{key}={value}" for key, value in row.items()), flush=True)
@@ -77,17 +87,17 @@ def main(
     sys.exit(0 if {*counts} <= {"equal", DENSE_TOO} else 1)
 
 
-def compared(name: str, hows: tuple[str, ...], ranks: tuple[int, ...]) -> Iterator[Row]:
-    """Yield a row for each format and number of ranks; in float32 if the model mixes dtypes."""
+def compared(name: str, hows: tuple[str, ...], meshes: list[Dims]) -> Iterator[Row]:
+    """Yield a row for each format and mesh; in float32 if the model mixes dtypes."""
     for how in hows:
         try:
-            yield from _of_format(name, how, ranks, torch.float64)
+            yield from _of_format(name, how, meshes, torch.float64)
         except RuntimeError:
-            yield from _of_format(name, how, ranks, torch.float32)
+            yield from _of_format(name, how, meshes, torch.float32)
 
 
-def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) -> Iterator[Row]:
-    """Yield a row for each number of ranks.
+def _of_format(name: str, how: str, meshes: list[Dims], dtype: torch.dtype) -> Iterator[Row]:
+    """Yield a row for each mesh. All copies of a model take the same sequences.
 
     Raises:
         RuntimeError: the whole model cannot run in `dtype`.
@@ -104,9 +114,9 @@ def _of_format(name: str, how: str, ranks: tuple[int, ...], dtype: torch.dtype) 
         expected = _outcome(whole.eval(), inputs)
         said = json.loads((Path(directory) / "config.json").read_text())
         whole.config.quantization_config = said["quantization_config"]
-        for tp in ranks:
-            row = {"name": name, "how": how, "tp": tp}
-            yield row | _verdict(whole, directory, example, inputs, tp, expected, experts)
+        for mesh in meshes:
+            row = {"name": name, "how": how, **mesh}
+            yield row | _verdict(whole, directory, example, inputs, mesh, expected, experts)
 
 
 def _verdict(
@@ -114,12 +124,12 @@ def _verdict(
     directory: str,
     example: Any,
     inputs: Row,
-    tp: int,
+    dims: Dims,
     expected: Row,
     experts: Row,
 ) -> Row:
     try:
-        plan = planning.proven(whole, tp=tp, kwargs=example)
+        plan = planning.proven(whole, mesh=dims, kwargs=example)
 
         def run(mesh: Mesh) -> Row:
             how: Any = experts
@@ -127,9 +137,9 @@ def _verdict(
             held = model.shardwright_report.held
             return _outcome(model, inputs) | {"held": held}
 
-        found = run_ranks(tp, run)
+        found = run_ranks(prod(dims.values()), run, dims)
     except ShardwrightError as error:
-        verdict = DENSE_TOO if _refuses_dense(whole, example, inputs, tp) else "refused"
+        verdict = DENSE_TOO if _refuses_dense(whole, example, inputs, dims) else "refused"
         return {"verdict": verdict, "why": f"{type(error).__name__}: {error}"}
     except Exception as error:
         return {"verdict": "failed", "why": repr(error), "where": traceback.format_exc()}
@@ -139,15 +149,17 @@ def _verdict(
     return {"verdict": "equal" if good else "wrong", "quantized": quantized, **worst}
 
 
-def _refuses_dense(whole: Any, example: Any, inputs: Row, tp: int) -> bool:
+def _refuses_dense(whole: Any, example: Any, inputs: Row, dims: Dims) -> bool:
     """Return whether the model is refused with dense weights, too."""
     dense = copy.deepcopy(whole)
     del dense.config.quantization_config
     try:
-        plan = planning.proven(dense, tp=tp, kwargs=example)
-        run_ranks(
-            tp, lambda mesh: _outcome(shardwright.apply(copy.deepcopy(dense), plan, mesh), inputs)
-        )
+        plan = planning.proven(dense, mesh=dims, kwargs=example)
+
+        def run(mesh: Mesh) -> Row:
+            return _outcome(shardwright.apply(copy.deepcopy(dense), plan, mesh), inputs)
+
+        run_ranks(prod(dims.values()), run, dims)
     except ShardwrightError:
         return True
     return False

@@ -73,11 +73,6 @@ def spread_experts(found: _Trace) -> _Trace:
         InfeasibleError: the model has none whose tokens may travel.
     """
     source, folding, unfolded = found.source, found.folding, found.unfolded
-    if source.quantized:
-        raise InfeasibleError(
-            f"{EP} spreads dense experts, and those of {source.architecture} are held as they are "
-            "stored: plan with dequantize=True (--dequantize), or without ep"
-        )
     mixtures = find_mixtures(folding.graph, source.module)
     if not mixtures.found:
         looks = (f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items())

@@ -132,12 +132,12 @@ class Reader:
             weight = self._quantized.get(key)
             parts = {"": self._part(key, at)} if weight is None else self._parts(weight, at)
             held = {role: _together(tensor) for role, tensor in parts.items()}
-            pieces.append(Piece.of(weight, at, held))
+            pieces.append(Piece.of(key, weight, at, held))
             return torch.empty([len(i) for i in at], device="meta")
 
         part(made, index, read)
         keys = [key for weight in quantized for key in weight.stored_keys()]
-        held = Held(lambda read: part(made, index, read), pieces, dict(map(self._full, keys)))
+        held = Held(partial(part, made), index, pieces, dict(map(self._full, keys)))
         return KeptWeight(held, [len(i) for i in index], dtype)
 
     def _full(self, key: str) -> tuple[str, StoredTensor]:

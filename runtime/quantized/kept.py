@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import UsageError
-from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight, computed, narrowed
+from shardwright.runtime.quantized.layout import (
+    Index,
+    Parts,
+    QuantizedWeight,
+    computed,
+    narrowed,
+    selected,
+)
 
 aten: Any = torch.ops.aten
 
@@ -27,12 +34,15 @@ class Held:
     """What a rank holds of one parameter.
 
     Attributes:
-        make: computes the local tensor; `read` returns each piece of it, in a fixed order.
+        make: computes the elements at the indices of each dim; `read` returns each piece of them,
+            in a fixed order.
+        index: the rank's indices of each dim.
         pieces: the stored parts of each piece, or the piece itself if it is not quantized.
         stored: reads each tensor that is stored of the full parameter, by its key.
     """
 
-    make: Callable[[Callable[[str, Index], Tensor]], Tensor]
+    make: Callable[[Index, Callable[[str, Index], Tensor]], Tensor]
+    index: Index
     pieces: list[Piece] = field(default_factory=list)
     stored: Mapping[str, StoredTensor] = field(default_factory=dict)
 
@@ -44,7 +54,19 @@ class Held:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Compute the local tensor."""
         pieces = iter(self.pieces)
-        return self.make(lambda key, index: next(pieces).dense(dtype)).to(dtype).contiguous()
+        made = self.make(self.index, lambda key, at: next(pieces).dense(dtype))
+        return made.to(dtype).contiguous()
+
+    def selected(self, dtype: torch.dtype, dim: int, place: int) -> Tensor:
+        """Compute the local tensor at one place of a dim, such as one expert of a stack."""
+        one = self.index[dim][place].unsqueeze(0)
+
+        def read(key: str, at: Index) -> Tensor:
+            piece = next(p for p in self.pieces if p.key == key and p.holds(at))
+            return piece.dense(dtype, at)
+
+        made = self.make((*self.index[:dim], one, *self.index[dim + 1 :]), read)
+        return made.to(dtype).squeeze(dim)
 
     def moved(self, device: torch.device) -> Held:
         """Return the same on another device."""
@@ -68,39 +90,50 @@ class StoredTensor:
 
 @dataclass(eq=False)
 class Piece:
-    """A part of one stored weight."""
+    """A part of one stored weight, which is not quantized if `weight` is None."""
 
+    key: str
     weight: QuantizedWeight | None
     runs: Runs
     parts: Parts
 
     @classmethod
-    def of(cls, weight: QuantizedWeight | None, index: Index, parts: Parts) -> Piece:
+    def of(cls, key: str, weight: QuantizedWeight | None, index: Index, parts: Parts) -> Piece:
         """Hold `parts` of the weight's elements at `index`."""
-        return cls(weight, tuple(map(_runs, index)), parts)
+        return cls(key, weight, tuple(map(_runs, index)), parts)
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """Compute the elements, `AT_ONCE` at a time: what that takes is far more than `dtype`."""
-        if self.weight is None:
-            return self.parts[""]
+    def holds(self, at: Index) -> bool:
+        """Return whether all elements at these indices are held."""
+        held = zip(at, self.runs, strict=True)
+        return all(bool(torch.isin(i, _index(runs, i.device)).all()) for i, runs in held)
+
+    def dense(self, dtype: torch.dtype, at: Index | None = None) -> Tensor:
+        """Compute the elements, or some; `AT_ONCE`, for that takes far more bytes than `dtype`."""
         device = next(iter(self.parts.values())).device
-        index = tuple(_index(runs, device) for runs in self.runs)
+        own = tuple(_index(runs, device) for runs in self.runs)
+        index = own if at is None else tuple(i.to(device) for i in at)
+        if self.weight is None:
+            tensor = self.parts[""]
+            for d, (i, held) in enumerate(zip(index, own, strict=True)):
+                tensor = selected(tensor, d, held, i)
+            return tensor
         shape = [len(i) for i in index]
         dim = next((d for d, n in enumerate(shape) if n > 1), 0)
         step = max(AT_ONCE * shape[dim] // max(prod(shape), 1), 1)
         if step >= shape[dim]:
-            return computed(self.weight, index, self.parts)
+            parts = self.parts if at is None else narrowed(self.weight, own, self.parts, index)
+            return computed(self.weight, index, parts)
         out = torch.empty(shape, dtype=dtype, device=device)
         for piece in torch.arange(shape[dim], device=device).split(step):
             some = (*index[:dim], index[dim][piece], *index[dim + 1 :])
-            parts = narrowed(self.weight, index, self.parts, some)
+            parts = narrowed(self.weight, own, self.parts, some)
             out.index_copy_(dim, piece, computed(self.weight, some, parts).to(dtype))
         return out
 
     def moved(self, device: torch.device) -> Piece:
         """Return the same on another device."""
         parts = {role: tensor.to(device) for role, tensor in self.parts.items()}
-        return Piece(self.weight, self.runs, parts)
+        return replace(self, parts=parts)
 
 
 def _runs(index: Tensor) -> tuple[range, ...]:
@@ -120,7 +153,8 @@ def _index(runs: Sequence[range], device: torch.device) -> Tensor:
 class KeptWeight(Tensor):
     """A frozen tensor that is held as it is stored. Transposing it computes nothing.
 
-    Autograd therefore keeps what is stored, not the computed tensor, for the backward pass.
+    Selecting one of a stack computes that one. Autograd keeps what is stored, not the computed
+    tensor, for the backward pass.
     """
 
     held: Held
@@ -171,6 +205,11 @@ class KeptWeight(Tensor):
         if isinstance(first, KeptWeight) and (dims := _ordered(op, first, args, kwargs)):
             shape = [first.shape[d] for d in dims]
             return cls(first.held, shape, first.dtype, [first.dims[d] for d in dims])
+        if op is aten.select.int and isinstance(first, KeptWeight):
+            dim = args[1] % first.dim()
+            order = [first.dims[d] for d in range(first.dim()) if d != dim]
+            one = first.held.selected(first.dtype, first.dims[dim], args[2] % first.shape[dim])
+            return one.permute([sorted(order).index(d) for d in order])
         if op is aten._to_copy.default and isinstance(first, KeptWeight):
             to = kwargs.get("device") or first.device
             dtype = kwargs.get("dtype") or first.dtype

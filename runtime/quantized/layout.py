@@ -282,9 +282,7 @@ def narrowed(weight: QuantizedWeight, index: Index, parts: Parts, some: Index) -
     def read(part: StoredPart, at: Index) -> Tensor:
         tensor, places = held[part.key]
         for d, (place, needed) in enumerate(zip(places, at, strict=True)):
-            if len(needed) < len(place.read):
-                there, order = place.read.sort()
-                tensor = _selected(tensor, d, order[torch.searchsorted(there, needed)])
+            tensor = selected(tensor, d, place.read, needed)
         return tensor
 
     return wanted(weight, some, read)
@@ -356,6 +354,14 @@ def _spread(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> T
     tensor = tensor.reshape(*tensor.shape, *[1] * len(missing))
     names += missing
     return tensor.permute([names.index(axis) for axis in weight.axes])
+
+
+def selected(tensor: Tensor, dim: int, held: Tensor, needed: Tensor) -> Tensor:
+    """Return what `tensor`, which has the indices `held` of a dim, has at some of them."""
+    if len(needed) == len(held):
+        return tensor
+    there, order = held.sort()
+    return _selected(tensor, dim, order[torch.searchsorted(there, needed)])
 
 
 def _selected(tensor: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -74,6 +74,10 @@ def test_any_part_is_that_of_the_whole(
     assert isinstance(kept, KeptWeight)
     with mock.patch("shardwright.runtime.quantized.kept.AT_ONCE", data.draw(st.integers(1, 99))):
         assert torch.equal(kept.dense(), got)
+        for row in {0, -1}:
+            assert torch.equal(kept[row], got[row])
+        column = data.draw(st.integers(0, got.shape[1] - 1))
+        assert torch.equal(kept.t()[column], got[:, column])
     assert torch.equal(kept.dense(), got)
     assert torch.equal(
         kept.t() @ torch.ones(got.shape[0], 2), got.t() @ torch.ones(got.shape[0], 2)

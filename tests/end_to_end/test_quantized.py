@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,10 +22,12 @@ from transformers import (
 
 import shardwright
 from benchmarks.quantize import DENSE, quantize
+from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report.quantized_cuts import stored_in_words
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.quantized.kept import KeptWeight
+from shardwright.runtime.quantized.layout import computed
 from tests import planning
 from tests.ranks import run_ranks
 
@@ -49,16 +53,20 @@ IDS = torch.arange(1, 15).view(2, 7)
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Callable[[str, str], tuple[Path, Any]]:
+def saved(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
     """Return a quantized checkpoint, and the unsplit model with the same numbers."""
 
-    def make(name: str, how: str) -> tuple[Path, Any]:
+    def make(name: str, how: str, eager: bool = False) -> tuple[Path, Any]:
         torch.manual_seed(0)
-        dtype = torch.float32 if name == "mixture" else torch.float64  # as torch's grouped product
+        grouped = name == "mixture" and not eager  # torch's grouped product has no float64
+        dtype = torch.float32 if grouped else torch.float64
         model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype)
         model.save_pretrained(tmp_path)
         dense = quantize(tmp_path, how, (9, 7))
-        return tmp_path, AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).eval()
+        whole = AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).eval()
+        if eager:
+            whole.set_experts_implementation("eager")
+        return tmp_path, whole
 
     return make
 
@@ -70,6 +78,16 @@ def close(found: torch.Tensor, expected: torch.Tensor, exact: float = 1e-9) -> N
 
 def split(directory: Path, plan: Plan, mesh: Mesh, **options: Any) -> Any:
     return shardwright.load(directory, plan, mesh=mesh.device_mesh, **options)
+
+
+def assert_stored_alike(directory: Path, out: Path) -> None:
+    """Compare the bytes of a quantized mixture's weights and scales."""
+    before, after = (load_file(at / "model.safetensors") for at in (directory, out))
+    quantized = {name: t for name, t in before.items() if "scale" in name or "experts" in name}
+    assert len(quantized) > 50
+    for name, tensor in quantized.items():
+        assert tensor.dtype == after[name].dtype
+        assert torch.equal(tensor.view(torch.uint8), after[name].view(torch.uint8)), name
 
 
 @pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.long), 3])
@@ -95,6 +113,66 @@ def test_equal_to_one_process(saved: Any, name: str, how: str, tp: int) -> None:
         assert torch.equal(generated, tokens)
         assert kept.read <= dense.read * 1.05  # the second is read in pieces, with common scales
         assert kept.held <= plan.predicted.parameter_bytes[rank] * 1.5  # blocks here are tiny
+
+
+@pytest.mark.parametrize(
+    ("how", "dims"), [("fp8", {"ep": 2, "tp": 2}), ("int4", {"dp": 2, "ep": 2, "tp": 1})]
+)
+def test_experts_over_ranks(
+    saved: Any, how: str, dims: dict[str, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Five experts on two ranks: logits, the gradients of embeddings, and what is saved."""
+    directory, whole = saved("mixture", how, eager=True)
+    rows = torch.randint(96, (8, 7), generator=torch.Generator().manual_seed(0))
+    copies = prod(dims[name] for name in batch_dims(dims))
+    plan, out = planning.plan(directory, mesh=dims, dtype="float32"), tmp_path_factory.mktemp("out")
+    assert plan.workload.quantized is not None
+    assert all(spec.dispatch for name, spec in plan.modules.items() if name.endswith("experts"))
+    expected = whole(rows).logits
+    expected.square().sum().backward()
+
+    def run(mesh: Mesh) -> Any:
+        model = split(directory, plan, mesh, experts_implementation="eager", dtype=torch.float64)
+        stacks = {name: p for name, p in model.named_parameters() if "experts" in name}
+        assert all(isinstance(p._local_tensor, KeptWeight) for p in stacks.values())
+        part = 0
+        for name in batch_dims(dims):
+            part = part * dims[name] + mesh[name].rank
+        logits = model(rows.chunk(copies)[part]).logits
+        logits.square().sum().backward()
+        shardwright.save(model, out)
+        name = "model.embed_tokens.weight"
+        grads = {name: model.get_parameter(name).grad}
+        return part, logits, shardwright.full_tensors(model, grads)[name]
+
+    found = run_ranks(prod(dims.values()), run, dims)
+    for part, logits, _ in found:
+        close(logits, expected.chunk(copies)[part])
+    by_part = {part: grad for part, _, grad in found}
+    # The router computes in float32, and what its rounding does is in the gradient.
+    close(sum(by_part.values()), whole.get_input_embeddings().weight.grad, 1e-5)
+    assert_stored_alike(directory, out)
+
+
+def test_one_expert_of_a_stack_is_computed_alone(saved: Any) -> None:
+    directory, _ = saved("mixture", "fp8")
+    plan = planning.plan(directory, tp=1)
+    sizes: list[int] = []
+
+    def counted(*args: Any) -> torch.Tensor:
+        out = computed(*args)
+        sizes.append(out.numel())
+        return out
+
+    def run(mesh: Mesh) -> None:
+        model = split(directory, plan, mesh)
+        stack = model.model.layers[0].mlp.experts.gate_up_proj
+        with mock.patch("shardwright.runtime.quantized.kept.computed", counted):
+            one = stack[3]
+        assert sum(sizes) == one.numel() == stack.numel() // 5
+        assert torch.equal(one, stack._local_tensor.dense()[3])
+
+    run_ranks(1, run)
 
 
 def test_adapters_train_over_frozen_weights(saved: Any) -> None:
@@ -167,12 +245,7 @@ def test_saved_as_stored(saved: Any, how: str, tmp_path_factory: pytest.TempPath
     directory, _ = saved("mixture", how)
     plan, out = planning.plan(directory, tp=3), tmp_path_factory.mktemp("out")
     run_ranks(3, lambda mesh: shardwright.save(split(directory, plan, mesh), out))
-    before, after = (load_file(at / "model.safetensors") for at in (directory, out))
-    quantized = {name: t for name, t in before.items() if "scale" in name or "experts" in name}
-    assert len(quantized) > 50
-    for name, tensor in quantized.items():
-        assert tensor.dtype == after[name].dtype
-        assert torch.equal(tensor.view(torch.uint8), after[name].view(torch.uint8)), name
+    assert_stored_alike(directory, out)
     configs = [json.loads((at / "config.json").read_text()) for at in (directory, out)]
     assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
     first, again = (
