@@ -44,17 +44,23 @@ class Traffic(NamedTuple):
     """The collectives of one redistribution, forward and backward.
 
     `copied` and `copied_back` are the bytes that local copies read and write, forward and backward.
+    `waits` and `waits_back` count how often the host waits for a value.
     """
 
     forward: tuple[Collective, ...] = ()
     backward: tuple[Collective, ...] = ()
     copied: int = 0
     copied_back: int = 0
+    waits: int = 0
+    waits_back: int = 0
 
     def repeated(self) -> Traffic:
         """Return this traffic if the forward is computed again in the backward pass."""
-        back = self.forward + self.backward, self.copied, self.copied + self.copied_back
-        return Traffic(self.forward, *back)
+        return self._replace(
+            backward=self.forward + self.backward,
+            copied_back=self.copied + self.copied_back,
+            waits_back=self.waits + self.waits_back,
+        )
 
 
 class TransitionCost(NamedTuple):
@@ -218,8 +224,10 @@ class RedistributionCosts:
     def nanoseconds(self, traffic: Traffic) -> tuple[int, int]:
         """Return the time of a redistribution, forward and backward."""
         return (
-            self._nanoseconds(traffic.forward, traffic.copied),
-            self._nanoseconds(traffic.backward, traffic.copied_back),
+            self._nanoseconds(traffic.forward, traffic.copied)
+            + traffic.waits * self.device.host_wait_ns,
+            self._nanoseconds(traffic.backward, traffic.copied_back)
+            + traffic.waits_back * self.device.host_wait_ns,
         )
 
     def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int) -> int:
@@ -300,9 +308,10 @@ class RedistributionCosts:
     def travelling(self, name: str, state: State, run: Pass) -> Traffic:
         """Return the traffic of tokens that travel to their experts and back, in a pass.
 
-        Ranks first tell each other how many tokens each expert gets. Each token is sent once for
-        each of its experts, with a weight. If tokens lie by expert, each is sent once, and what
-        comes back is counted by itself. The rank that gets most tokens counts.
+        Ranks first tell each other how many tokens each expert gets, and the host waits for it.
+        Each token is sent once for each of its experts, with a weight. If tokens lie by expert,
+        each is sent once, and what comes back is counted by itself. The rank that gets most tokens
+        counts.
         """
         tensor, ranks = self.graph.tensors[name], self.workload.spread
         chosen, count = self.travellers[name]
@@ -317,7 +326,7 @@ class RedistributionCosts:
         told = (counts,) if count else ()
         # sorted, put back in order, and summed; or turned, from rank by expert to expert by rank
         copied = (5 * chosen + 1 if chosen else 2) * size
-        found = Traffic((*told, *sends), tuple(sends), copied, copied)
+        found = Traffic((*told, *sends), tuple(sends), copied, copied, waits=len(told))
         again = run.trains and name in self.recomputation.again
         return found.repeated() if again else found
 

@@ -110,6 +110,7 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
         memory_bytes_per_s=round(moved / times["copy", moved]),
         flops_per_s=Flops(**flops),
         kernel_ns=round(times["small", SMALL] / SMALL * SECOND),
+        host_wait_ns=round(max(times["waits", SMALL] - times["small", SMALL], 0) / SMALL * SECOND),
         links=Links(**{kind: _link(kind, _points(times, kind), near.size) for kind in KINDS}),
         hosts=_hosts(_points(times, BETWEEN), between.size) if between.size > 1 else None,
     )
@@ -226,13 +227,16 @@ def _cases(
     for dtype, x in square.items():
         cases["product", dtype] = Case(x.clone, partial(torch.mm, mat2=x))
     cases["copy", 2 * made.nbytes] = Case(made.clone, torch.clone)
-    cases["small", SMALL] = Case(lambda: made[0, :8].clone(), _small_ops)
+    for kind, waits in (("small", False), ("waits", True)):
+        cases[kind, SMALL] = Case(lambda: made[0, :8].clone(), partial(_small_ops, waits=waits))
     return cases
 
 
-def _small_ops(x: Tensor) -> None:
+def _small_ops(x: Tensor, waits: bool) -> None:
     for _ in range(SMALL):
         x = x + 1
+        if waits:
+            x[0].item()
 
 
 def _link(kind: str, points: Sequence[tuple[int, int]], ranks: int) -> Link:

@@ -73,6 +73,9 @@ class Device(_Part):
     kernel_ns: int = Field(
         default=0, ge=0, description="what an op takes besides its arithmetic or memory traffic"
     )
+    host_wait_ns: int = Field(
+        default=0, ge=0, description="what it takes besides that the host waits for a value"
+    )
     links: Links
     peer_links: bool = Field(
         default=False,

@@ -64,6 +64,7 @@ def test_two_ranks_write_a_profile_that_plan_takes(run: Run, model: Path, tmp_pa
     assert profile.source.endswith("; gloo")
     assert 10**7 < profile.memory_bytes_per_s < 10**13
     assert profile.links.all_to_all is not None
+    assert 0 <= profile.host_wait_ns < 10**7
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         assert 0 < profile.collective(kind, 2**18, 2) < 10**10
     result = run("plan", model, "--tp", 2, "--device", path, "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 import shardwright
 from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.devices.device import device
 from shardwright.planner.experts.probe import Mixture, fault
 from tests import planning, zoo
 
@@ -311,6 +313,20 @@ def test_the_busiest_rank_counts() -> None:
     assert even.predicted.time_ns < twice.predicted.time_ns < 2 * even.predicted.time_ns
     with pytest.raises(UsageError, match="expert_imbalance must be from 1"):
         planning.plan(Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,), expert_imbalance=0.5)
+
+
+def test_the_host_waits_once_a_mixture(tmp_path: Path) -> None:
+    """It reads how many tokens each expert gets before it can send them."""
+    times = []
+    for wait in (0, 10**9):
+        profile = tmp_path / f"{wait}.json"
+        data = device("cpu-gloo").model_dump() | {"host_wait_ns": wait}
+        profile.write_text(json.dumps(data))
+        plan = planning.plan(
+            Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,), device=str(profile)
+        )
+        times.append(plan.predicted.time_ns)
+    assert times[1] - times[0] == 10**9
 
 
 @pytest.mark.parametrize(("batch", "spread"), [(4, True), (1, False)])
