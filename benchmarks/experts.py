@@ -26,11 +26,11 @@ import shardwright
 from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError, first_line
-from shardwright.planner.contract.mesh import batch_dims, parse_mesh
+from shardwright.planner.contract.mesh import parse_mesh, replicas
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
-from tests.ranks import run_ranks
+from tests.ranks import copy_number, run_ranks
 
 ROWS, TOKENS = 2, 12
 EQUAL = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -77,7 +77,7 @@ def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], floa
     model: Any = zoo.build(name)[1]
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # torch's grouped product knows no float64
-    copies = prod(dims[name] for name in batch_dims(dims))
+    copies = replicas(dims)
     ids = torch.randint(3, 100, (ROWS * copies, TOKENS), generator=torch.Generator().manual_seed(0))
     dtype, whole, want = _unsplit(model, ids)
     plan = planning.proven(model.to(dtype), mesh=dims, phase="train", batch=ROWS * copies)
@@ -85,9 +85,7 @@ def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], floa
 
     def work(at: Mesh) -> dict[str, float]:
         local = shardwright.apply(copy.deepcopy(model), plan, at)
-        part = 0
-        for dim in batch_dims(dims):
-            part = part * dims[dim] + at[dim].rank
+        part = copy_number(at)
         logits = _trained(local, ids.chunk(copies)[part])
         found: Any = full_tensors(local, {n: p.grad for n, p in local.named_parameters()})
         apart = [

@@ -15,7 +15,6 @@ import copy
 import statistics
 import tempfile
 import time
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,12 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 import shardwright
 from benchmarks.zoo import write
-from shardwright.planner.contract.mesh import batch_dims
+from shardwright.planner.contract.mesh import replicas
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.calibrate import effort, measure
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.runtime.communication.mesh import Mesh
+from tests.ranks import copy_number
 
 VOCABULARY, WIDTH, INNER, LAYERS = 256, 512, 1024, 4
 SHAPES = ((8, 128), (8, 512))
@@ -66,11 +66,9 @@ def timed(texts: list[str], chosen: int, batch: int, seq: int, repeat: int) -> d
     runs: list[tuple[Any, torch.Tensor, int]] = []
     for plan in map(Plan.from_json, texts):
         dims = init_device_mesh("cpu", tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
-        mesh, part = Mesh.from_device_mesh(dims), 0
-        for name in batch_dims(plan.mesh):
-            part = part * plan.mesh[name] + mesh[name].rank
-        copies = prod(plan.mesh[name] for name in batch_dims(plan.mesh))
-        own = ids.chunk(copies)[part]
+        mesh = Mesh.from_device_mesh(dims)
+        part = copy_number(mesh)
+        own = ids.chunk(replicas(plan.mesh))[part]
         runs.append((shardwright.apply(copy.deepcopy(whole), plan, mesh), own, part * len(own)))
     del whole
     seconds: list[list[float]] = [[] for _ in runs]

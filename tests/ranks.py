@@ -21,9 +21,18 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
     _uninstall_threaded_pg,
 )
 
+from shardwright.planner.contract.mesh import batch_dims
 from shardwright.runtime.communication.mesh import Mesh
 
 T = TypeVar("T")
+
+
+def copy_number(mesh: Mesh) -> int:
+    """Return which copy of the model this rank belongs to: it takes that part of a batch."""
+    number = 0
+    for name in batch_dims({name: group.size for name, group in mesh.groups.items()}):
+        number = number * mesh[name].size + mesh[name].rank
+    return number
 
 
 def run_ranks(ranks: int, fn: Callable[[Mesh], T], mesh: dict[str, int] | None = None) -> list[T]:

@@ -14,7 +14,7 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
 from tests.marks import long
-from tests.ranks import run_ranks
+from tests.ranks import copy_number, run_ranks
 
 ROWS, TOKENS = 4, 12
 EXACT, ROUNDED = 1e-9, 1e-6
@@ -48,8 +48,7 @@ def assert_equal_to_one_process(model: Any, mesh: dict[str, int], tolerance: flo
 
     def work(at: Mesh) -> None:
         local = shardwright.apply(copy.deepcopy(model), plan, at)
-        part = at.groups["dp"].rank * mesh["ep"] if "dp" in mesh else 0
-        part += at["ep"].rank
+        part = copy_number(at)
         logits = local(ids.chunk(copies)[part], use_cache=False).logits
         torch.testing.assert_close(logits, want.chunk(copies)[part], rtol=0, atol=1e-9)
         loss(logits).backward()

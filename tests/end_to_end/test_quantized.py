@@ -22,14 +22,14 @@ from transformers import (
 
 import shardwright
 from benchmarks.quantize import DENSE, quantize
-from shardwright.planner.contract.mesh import batch_dims
+from shardwright.planner.contract.mesh import replicas
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report.quantized_cuts import stored_in_words
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.quantized.kept import KeptWeight
 from shardwright.runtime.quantized.layout import computed
 from tests import planning
-from tests.ranks import run_ranks
+from tests.ranks import copy_number, run_ranks
 
 COMMON = {"hidden_size": 56, "num_hidden_layers": 2, "vocab_size": 96, "tie_word_embeddings": False}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -124,7 +124,7 @@ def test_experts_over_ranks(
     """Five experts on two ranks: logits, the gradients of embeddings, and what is saved."""
     directory, whole = saved("mixture", how, eager=True)
     rows = torch.randint(96, (8, 7), generator=torch.Generator().manual_seed(0))
-    copies = prod(dims[name] for name in batch_dims(dims))
+    copies = replicas(dims)
     plan, out = planning.plan(directory, mesh=dims, dtype="float32"), tmp_path_factory.mktemp("out")
     assert plan.workload.quantized is not None
     assert all(spec.dispatch for name, spec in plan.modules.items() if name.endswith("experts"))
@@ -135,9 +135,7 @@ def test_experts_over_ranks(
         model = split(directory, plan, mesh, experts_implementation="eager", dtype=torch.float64)
         stacks = {name: p for name, p in model.named_parameters() if "experts" in name}
         assert all(isinstance(p._local_tensor, KeptWeight) for p in stacks.values())
-        part = 0
-        for name in batch_dims(dims):
-            part = part * dims[name] + mesh[name].rank
+        part = copy_number(mesh)
         logits = model(rows.chunk(copies)[part]).logits
         logits.square().sum().backward()
         shardwright.save(model, out)

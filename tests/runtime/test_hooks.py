@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import Unsupported
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
@@ -473,34 +472,3 @@ def test_hooks_that_hold_the_model() -> None:
         same(apply(mine, plan, mesh)(x), want)
 
     run_ranks(2, work)
-
-
-@pytest.mark.parametrize("put", [put_hooks, put_gradient_hooks])
-def test_hooks_run_between_compiled_graphs(put):
-    """They are checked while they run, so `fullgraph=True` says that it cannot be."""
-    model, x = Mlp().double(), torch.randn(3, 5, 8).double().requires_grad_()
-    plan = planning.plan(model, 2, args=(x.detach(),))
-
-    def gradient(of: Any, under: Any) -> Tensor:
-        seen = put(under)
-        loss = of(x).pow(2).sum()
-        first = loss + sum(t.pow(3).sum() for t in seen if t.requires_grad)
-        return torch.autograd.grad(first, x)[0]
-
-    want = copy.deepcopy(model)
-    wanted = gradient(want, want)
-
-    def work(mesh: Mesh) -> None:
-        mine = apply(copy.deepcopy(model), plan, mesh)
-        found = gradient(torch.compile(mine, backend="eager"), mine)
-        torch.testing.assert_close(found, wanted)
-
-    def refused(mesh: Mesh) -> None:
-        mine = apply(copy.deepcopy(model), plan, mesh)
-        put(mine)
-        with pytest.raises(Unsupported, match="compile without fullgraph"):
-            torch.compile(mine, backend="eager", fullgraph=True)(x)
-
-    for run in (work, refused):
-        torch._dynamo.reset()
-        run_ranks(2, run)
