@@ -41,7 +41,6 @@ from shardwright.runtime.quantized.config import drop_quantization, read_quantiz
 from shardwright.runtime.ranks.agreement import agree, tried
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
-from shardwright.runtime.state.pickled import Recipe
 from shardwright.runtime.subclasses import forwards_into_classes
 
 M = TypeVar("M", bound=nn.Module)
@@ -329,11 +328,9 @@ def _plan_wanted(
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
     """Split `model` over `mesh`, which is given back with groups for the plan's sub-axes."""
     mesh = mesh.with_sub_axes(plan.sub_axes)
-    recipe = Recipe(plan, {path: type(module) for path, module in model.named_modules()}, _split)
     apply_modules(model, plan, mesh)
     recompute_blocks(model, plan.workload.recomputed)
     model._shardwright_mesh = mesh  # type: ignore[assignment]
-    model._shardwright_recipe = recipe  # type: ignore[assignment]
     if debug.wanted():
         debug.watch(model, mesh.process_groups(plan.mesh.keys() - {*plan.batch_dims}))
     return mesh

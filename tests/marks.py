@@ -257,7 +257,6 @@ runtime/test_kept_tensors.py::test_what_modules_keep_is_whole_behind_a_call[mixt
 runtime/test_llama.py::test_compile
 runtime/test_newcomers.py::test_what_comes_in_computes_with_whole_tensors[gpt2]
 runtime/test_parametrized.py::test_adapters_on_routers_and_experts_train_as_those_of_the_whole[3-Exp
-runtime/test_pickled.py::test_it_comes_back_as_it_was[phi3-twice-sizes2]
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[_as_it_is-False]
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[_loaded-False]
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged[deepcopy-True]
@@ -315,7 +314,6 @@ runtime/test_dtensors.py::test_changes_after_splitting_are_refused
 runtime/test_dtensors.py::test_clipping_takes_the_norm_of_the_whole
 runtime/test_fsdp.py::test_gradients_are_those_of_the_unsplit_model
 runtime/test_kept_tensors.py::test_what_modules_keep_is_whole_behind_a_call
-runtime/test_pickled.py::test_it_comes_back_as_it_was
 runtime/test_replicas.py::test_a_model_that_was_changed_since_is_averaged
 """.split()
 """Tests of which every second case is long."""

@@ -57,12 +57,6 @@ def check_hooks_on_all() -> None:
             )
 
 
-def is_hooked(module: Any) -> bool:
-    """Whether `module` has hooks, other than those of torch and transformers."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(not _trusted(hook) for kind in kinds for hook in getattr(module, kind).values())
-
-
 class HookedModule:
     """Mixin in front of the class of a module: its hooks see full tensors."""
 

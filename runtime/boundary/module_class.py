@@ -126,8 +126,9 @@ class BoundaryModule(HookedModule):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            f"a split {type(self).__name__} cannot be pickled, it is a part of a model: "
-            "write the full model with shardwright.save(model, directory)"
+            f"a split {type(self).__name__} cannot be pickled: write the full model with "
+            "shardwright.save(model, directory), or each rank's part with "
+            "torch.save(model.state_dict(), file)"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

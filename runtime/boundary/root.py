@@ -182,10 +182,6 @@ class RootModule(LocalModule):
             kwargs.setdefault("synced_gpus", True)
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        recipe = vars(self).get("_shardwright_recipe")
-        return super().__reduce_ex__(protocol) if recipe is None else recipe.reduced(self)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = super().__deepcopy__(memo)
         if (copies := twin._shardwright.model.copies) is not None:

@@ -31,27 +31,11 @@ def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
     Raises:
         PlanError: there is no such attribute, or its value is not the full size of `dim`.
     """
-    whole, local = _sizes(path, dim, mesh)
-    _replaced(module, path.split("."), (whole, local), path)
-
-
-def set_whole(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
-    """The inverse of `set_local`.
-
-    Raises:
-        PlanError: the value of the attribute is not the local size of `dim`.
-    """
-    whole, local = _sizes(path, dim, mesh)
-    _replaced(module, path.split("."), (local, whole), path)
-
-
-def _sizes(path: str, dim: str, mesh: Mesh) -> tuple[int, int]:
-    """The full and the local size of `dim`; `path` is for the message."""
     (parsed,) = parse(dim).dims
     whole, local = dim_size(parsed), dim_size(parsed, mesh.coords)
     if whole is None or local is None:
         raise PlanError(f"attribute '{path}' cannot be set to '{dim}', a size not known yet")
-    return whole, local
+    _replaced(module, path.split("."), (whole, local), path)
 
 
 def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) -> Any:

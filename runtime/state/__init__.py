@@ -1,1 +1,1 @@
-"""Full tensors and optimizer state from local ones, and back; pickles of split models."""
+"""Full tensors and optimizer state from local ones, and back."""
