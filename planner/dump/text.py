@@ -1,4 +1,4 @@
-"""Writes the planner's decisions as text: search steps, axes, states of tensors, the problem."""
+"""Writes the planner's decisions as text: search steps, axes, states of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from shardwright.planner.problem.names import dim_text
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.search_state import Attempt
 from shardwright.planner.search.task import Task
-from shardwright.planner.solvers.problem import Factor, Problem
 from shardwright.planner.strategies.obstacles import place
 from shardwright.planner.strategies.state import Shards
 from shardwright.planner.strategies.states import States
@@ -111,34 +110,3 @@ def states_text(
             shared = "   shared out over copies" if each.shared else ""
             mark = "*" if each == state else " "
             yield f"  {mark} {number}: {placement}{f'   [{over}]' if over else ''}{shared}"
-
-
-def problem_text(problem: Problem, values: Sequence[int] | None) -> Iterator[str]:
-    """Yield variables and factors; with an assignment `values`, chosen rows are marked `*`.
-
-    A factor of one tensor that only breaks ties takes one line.
-    """
-    yield f"# {len(problem.names)} variables: number, tensor, how many states it may have"
-    for number, (name, domain) in enumerate(zip(problem.names, problem.domains, strict=True)):
-        yield f"v{number} {name}: {len(domain)}"
-    yield ""
-    yield f"# {len(problem.factors)} factors: name, tensors, then a row each: states -> costs"
-    yield f"# costs: {', '.join(problem.components)}"
-    for factor in problem.factors:
-        yield from _factor(problem, factor, values)
-
-
-def _factor(problem: Problem, factor: Factor, values: Sequence[int] | None) -> Iterator[str]:
-    if all(not any(row.costs[:-1]) for row in factor.rows) and len(factor.scope) == 1:
-        numbers = " ".join(str(row.costs[-1]) for row in factor.rows)
-        if any(row.costs[-1] for row in factor.rows):
-            yield f"{factor.name}   {problem.components[-1]} of its states: {numbers}"
-            return
-    scope = ", ".join(problem.names[v] for v in factor.scope)
-    yield f"{factor.name}   [{scope}]   {len(factor.rows)} rows"
-    taken = None if values is None else tuple(values[v] for v in factor.scope)
-    for row in factor.rows:
-        mark = "*" if row.values == taken else " "
-        pairs = zip(problem.components, row.costs, strict=True)
-        costs = ", ".join(f"{component} {cost}" for component, cost in pairs if cost)
-        yield f"  {mark} {' '.join(map(str, row.values))}{f' -> {costs}' if costs else ''}"

@@ -11,9 +11,8 @@ from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.dump.graph import graph_text
-from shardwright.planner.dump.text import axes_text, decisions_text, problem_text, states_text
+from shardwright.planner.dump.text import axes_text, decisions_text, states_text
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.names import axis_names
 from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import Optimum
@@ -23,7 +22,6 @@ from shardwright.planner.search.search_state import Attempt, SearchState, attemp
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers import cpsat
-from shardwright.planner.verify.check import Assignment
 
 INDEX = """What the planner saw and decided; docs/recipes/wrong-plan.md says how to follow it.
 
@@ -31,8 +29,9 @@ decisions.txt  what was tried after what, what came of it, what is forbidden and
 graph.txt      the traced graph: every op and module boundary, with its source line
 axes.txt       the axes that dims were refined into, what was in the way, the rule of every op
 states.txt     every tensor with the states that it may be in; * is what was chosen last
-problem.txt    what the solver got: factors with their rows and costs; * is what was chosen last
 plan.json      the plan, if there is one
+
+What the solver got is written by `--write-model FILE`, in CP-SAT's text format.
 """
 
 
@@ -70,11 +69,9 @@ class Followed:
         yield "graph.txt", graph_text(task.graph)
         yield "decisions.txt", decisions_text(task, self.steps, self.conflicts, names)
         if self.formulation is not None:
-            network = self.formulation.network
-            yield "axes.txt", axes_text(task.graph, task.axes, network.states, names)
-            yield "states.txt", states_text(task.graph, network.states, layouts, names)
-            chosen = _values(network, layouts.assignment) if layouts else None
-            yield "problem.txt", problem_text(network.problem, chosen)
+            states = self.formulation.network.states
+            yield "axes.txt", axes_text(task.graph, task.axes, states, names)
+            yield "states.txt", states_text(task.graph, states, layouts, names)
         if self.plan is not None:
             yield "plan.json", self.plan.to_json().splitlines()
 
@@ -118,15 +115,3 @@ def _write(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _values(network: CostFunctionNetwork, assignment: Assignment) -> list[int] | None:
-    """Return each variable's value, from its tensor's state; None if a domain lacks a state."""
-    values = [0] * len(network.problem.names)
-    for name, variable in network.variables.items():
-        domain = network.states.domain(name)
-        state = assignment[name]
-        if state not in domain:
-            return None
-        values[variable] = domain.index(state)
-    return values

@@ -14,7 +14,7 @@ from shardwright.planner.problem.names import axis_names
 from tests import planning
 from tests.cli.conftest import tiny
 
-FILES = {"README.txt", "axes.txt", "decisions.txt", "graph.txt", "problem.txt", "states.txt"}
+FILES = {"README.txt", "axes.txt", "decisions.txt", "graph.txt", "states.txt"}
 
 
 class Gated(nn.Module):
@@ -56,9 +56,6 @@ def test_what_was_chosen_is_marked_once_everywhere(tmp_path: Path) -> None:
     planning.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path)
     states = re.split(r"\n(?=\S)", (tmp_path / "states.txt").read_text())[1:]
     assert states and all(block.count("\n  * ") == 1 for block in states)
-    factors = re.split(r"\n(?=\S)", (tmp_path / "problem.txt").read_text())
-    rows = [block for block in factors if " rows\n" in block]
-    assert len(rows) > 10 and all(block.count("\n  * ") == 1 for block in rows)
     chosen = next(b for b in states if b.startswith("p_up_weight.stored"))
     assert "  * 1: 16@tp + 16@tp, 8   [up.weight[0.0] over tp]" in chosen
 
