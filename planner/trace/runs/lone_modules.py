@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shardwright.planner.contract.names import is_within
+from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.inputs.input_trial import arguments
 from shardwright.planner.trace.inputs.searched_inputs import Search
@@ -25,14 +25,14 @@ LEAST = 0.01
 def lone_runs(root: nn.Module, reached: Collection[str]) -> Iterator[Run]:
     """Yield calls of modules that have none of the modules `reached` in them, outer modules first.
 
-    Each is called with the places of all sequences in a row as well: towers call projectors so.
+    Modules in lists of blocks are left out. Each is called with the places of all sequences in a row as well: towers call projectors so.
     """
     least = LEAST * sum(p.numel() for p in root.parameters())
     done: list[str] = []
     for name, module in root.named_modules():
         within = root.get_submodule(name.rpartition(".")[0])
-        if isinstance(within, nn.MultiheadAttention):  # it takes the weights of its layers
-            continue
+        if pattern(name) != name or isinstance(within, nn.MultiheadAttention):
+            continue  # in blocks, or its weights are read by the module around it
         if any(is_within(name, n) for n in done) or any(is_within(n, name) for n in reached):
             continue
         if sum(p.numel() for p in module.parameters()) < least:
