@@ -25,7 +25,7 @@ LEAST = 0.01
 def lone_runs(root: nn.Module, reached: Collection[str]) -> Iterator[Run]:
     """Yield calls of modules that have none of the modules `reached` in them, outer modules first.
 
-    Modules in lists of blocks are left out. Each is called with the places of all sequences in a row as well: towers call projectors so.
+    Modules in lists of blocks are left out.
     """
     least = LEAST * sum(p.numel() for p in root.parameters())
     done: list[str] = []
@@ -43,26 +43,25 @@ def lone_runs(root: nn.Module, reached: Collection[str]) -> Iterator[Run]:
 
 
 def _inputs(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Yield inputs with which a module runs: sequences, or images if it takes nothing else."""
+    """Yield inputs with which a module runs: images if its layers say so, else sequences.
+
+    Towers call projectors also with the places of all sequences in a row.
+    """
     search = Search(module)
     if not (search.at.names and search.run()):
         return
     floats = {n: v for n, v in search.given.items() if _is_float(v)}
     images = {n for n, v in floats.items() if v.dim() > 3}
     found: list[dict[str, Any]] = []
-    width = search.at.first_width or 1
-    for rows in ((TRACE_BATCH, TRACE_SEQ), (TRACE_BATCH * TRACE_SEQ,)):
-        sized = {n: v.new_empty(*rows, _width(v, n in images, width)) for n, v in floats.items()}
-        given = {**search.given, **sized}
-        if not (images and images <= search.ended.fits) and search.tried(given).runs:
-            found.append(given)
+    if not images or images - search.ended.fits:
+        # No layer said the width of these images: the first layer's is taken.
+        widths = {n: search.at.first_width or 1 for n in images}
+        for rows in ((TRACE_BATCH, TRACE_SEQ), (TRACE_BATCH * TRACE_SEQ,)):
+            new = {n: v.new_empty(*rows, widths.get(n, v.shape[-1])) for n, v in floats.items()}
+            if search.tried(given := {**search.given, **new}).runs:
+                found.append(given)
     yield from map(arguments, found or [search.given])
 
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
-
-
-def _width(value: Tensor, unknown: bool, first: int) -> int:
-    """Return the width of a sequence; that of the first layer, if no layer said it."""
-    return first if unknown else value.shape[-1]
