@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.inputs.argument_options import OTHERS, SIDE
@@ -59,11 +60,16 @@ class Tower(nn.Module):
         return self.mlp(self.patches(pixel_values).flatten(2).transpose(1, 2)).mean(1)
 
 
-class Strange(Tower):
-    """Nobody knows what it takes."""
+class Strange(nn.Module):
+    """Nobody knows what it takes, and it has no layer that would say."""
 
-    def forward(self, riddle: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(riddle)
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config(image_size=SIZE, num_channels=3)
+        self.answer = nn.Parameter(torch.randn(SIZE, 64 * WIDTH))
+
+    def forward(self, riddle: dict[str, Tensor]) -> Tensor:
+        return riddle["of"] @ self.answer
 
 
 class Text(nn.Module):
@@ -85,6 +91,31 @@ class Text(nn.Module):
         x = self.embed(input_ids)
         if pixel_values is not None:
             x = x + self.tower(pixel_values).unsqueeze(1)
+        return self.head(self.mlp(x))
+
+
+class Merger(nn.Module):
+    """What makes places of a text of what a tower gives; it has no config."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), Mlp()
+
+    def forward(self, image_features: Tensor) -> Tensor:
+        return self.mlp(self.norm(image_features))
+
+
+class Merged(Text):
+    """What a tower gives goes through a merger."""
+
+    def __init__(self) -> None:
+        super().__init__(Tower())
+        self.merger = Merger()
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None) -> Tensor:
+        x = self.embed(input_ids)
+        if pixel_values is not None:
+            x = x + self.merger(self.tower(pixel_values)).unsqueeze(1)
         return self.head(self.mlp(x))
 
 
@@ -120,6 +151,35 @@ def test_a_tower_is_split_and_right(tied: bool) -> None:
     model = text(Tower(), tied)
     plan = plans(model)
     assert is_split(plan, "tower.mlp.up.weight") and is_split(plan, "tower.mlp.down.weight")
+    right_with_images(model, plan)
+
+
+def test_a_merger_without_a_config_is_split_and_right() -> None:
+    """It is called by itself, with sequences and with their places in a row."""
+    torch.manual_seed(3)
+    model = Merged().double().eval()
+    runs = [run for run in read_source(model).more if run.module == "merger"]
+    assert [tuple(run.kwargs["image_features"].shape) for run in runs] == [
+        (TRACE_BATCH, TRACE_SEQ, WIDTH),
+        (TRACE_BATCH * TRACE_SEQ, WIDTH),
+    ]
+    plan = plans(model)
+    assert is_split(plan, "merger.mlp.up.weight") and is_split(plan, "merger.mlp.down.weight")
+    right_with_images(model, plan)
+
+
+def test_modules_beside_a_call_with_more_than_text_stay_whole() -> None:
+    """The code of the model may put what they give together with shards."""
+    model = Merged().double().eval()
+    image = torch.empty(TRACE_BATCH, 3, SIZE, SIZE, dtype=torch.double, device="meta")
+    ids = torch.empty(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
+    model.spare = Merger().double()
+    plain = Run("", (), {"input_ids": ids, "pixel_values": image})
+    assert more_runs(model.to("meta"), plain) == ()
+
+
+def right_with_images(model: nn.Module, plan: Plan) -> None:
+    """Check a plan with text, with an image too, and the tower by itself; gradients too."""
     assert Prover(model).prove(plan).plan == plan
     ids = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2)).double()

@@ -42,7 +42,7 @@ class Search:
         self.given: dict[str, Any] = {}
         for name in [*dict.fromkeys((*list(self.at.names)[:1], *self.at.needed))]:
             self.given |= dict(self.known[name][0]) if self.known[name] else {}
-        self.ended = self._tried(self.given)
+        self.ended = self.tried(self.given)
 
     def calls(self) -> list[dict[str, Any]]:
         """Return the inputs of the plain call, then of further ones."""
@@ -87,24 +87,25 @@ class Search:
             shape = list(latents.shape)
             shape[dim] *= 2
             other = {**given, name: latents.new_empty(shape)}
-            ended = self._tried(other)
+            ended = self.tried(other)
             if ended.runs and ended.steps != before.steps:
                 yield other
 
-    def _tried(self, given: Given) -> Ended:
+    def tried(self, given: Given) -> Ended:
+        """Return how a call with these inputs ends."""
         self.left -= 1
         return tried(self.module, given)
 
     def _fitted(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], Ended]:
         """Try inputs, and again with what layers want of them for as long as they say something."""
-        now, ended = dict(given), self._tried(given)
+        now, ended = dict(given), self.tried(given)
         while ended.wants and self.left > 0:
             name, wanted = next(iter(ended.wants.items()))
             changed = _as_wanted(now[name], wanted)
             if changed is None or changed.shape == now[name].shape:
                 break
             now[name] = changed
-            ended = self._tried(now)
+            ended = self.tried(now)
         return now, ended
 
     def _improved(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardwright.planner.blocks.stacks import find_stacks, shortened
-from shardwright.planner.contract.names import is_within, pattern
+from shardwright.planner.contract.names import MASKS, is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.inputs.example_inputs import example_inputs
@@ -25,6 +25,8 @@ from shardwright.planner.trace.model.input_values import moved
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.fake_mode import TooManyOps
+from shardwright.planner.trace.runs.decoding import GROWING, SWITCH
+from shardwright.planner.trace.runs.lone_modules import lone_runs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
 
@@ -80,7 +82,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
             continue
         for run in _alone(name, module):
             try:
-                _used(root, run, MOST_OPS)
+                used |= _used(root, run, MOST_OPS)
             except TooManyOps:  # it stays replicated
                 done.append(name)
                 break
@@ -89,6 +91,16 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
             done.append(name)
             yield run
             break
+    if _of_text(plain):
+        for run in lone_runs(root, used | {*done}):
+            with suppress(Exception):  # it calls too many ops, or makes tensors for data
+                _used(root, run, MOST_OPS)
+                yield run
+
+
+def _of_text(plain: Run) -> bool:
+    """Return whether the call has tokens alone: what parts make is put among their embeddings."""
+    return not plain.args and {*plain.kwargs} <= {*GROWING, *MASKS, SWITCH}
 
 
 def _alone(name: str, module: nn.Module) -> Iterator[Run]:
