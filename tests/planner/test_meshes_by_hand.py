@@ -106,20 +106,20 @@ def profile(folder: Path, out_of_host: int, memory: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("phase", "out_of_host", "memory"),
+    ("phase", "seq", "out_of_host", "memory"),
     [
-        ("train", 10**8, 10**9),
-        ("train", 10**10, 10**7),  # tp=8 does not fit as it is fastest
-        ("train", 10**10, 10**4),  # nothing fits
-        ("prefill", 10**8, 10**9),
-        ("prefill", 10**10, 10**9),
+        ("train", 512, 10**8, 10**9),
+        ("train", 8, 10**10, 350_000),  # some fit
+        ("train", 512, 10**10, 10**4),  # nothing fits
+        ("prefill", 512, 10**8, 10**9),
+        ("prefill", 512, 10**10, 10**9),
     ],
 )
 def test_the_chosen_mesh_is_the_best_of_all_states(
-    phase: str, out_of_host: int, memory: int, tmp_path: Path
+    phase: str, seq: int, out_of_host: int, memory: int, tmp_path: Path
 ) -> None:
     name = profile(tmp_path, out_of_host, memory)
-    how: dict[str, Any] = {"args": (X,), "phase": phase, "seq": 512, "device": name}
+    how: dict[str, Any] = {"args": (X,), "phase": phase, "seq": seq, "device": name}
     model = read(Toy(), 8, **how)
     by_hand = {
         (*mesh.items(), dp): best_of_all(model, mesh, dp, memory)
