@@ -60,6 +60,8 @@ def test_levels_by_hand() -> None:
     between = 50_000 + 10**8 * 10**9 // 1_562_500_000
     assert L4.by_levels("all_reduce", size, 16, 2) == within + between
     assert L4.collective("all_reduce", size, 16, 2) == within + between  # less than a ring
+    assert L4.way("all_reduce", size, 16, 2) == "levels"
+    assert (L4.way("all_reduce", size, 8), L4.way("all_reduce", size, 2, 2)) == ("", "ring")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +90,11 @@ def test_what_crosses_hosts_is_counted_apart() -> None:
     plan = planned(mesh={"dp": 2, "tp": 2}, gpus_per_host=2, phase="train", batch=2)
     found = {(c.phase, c.hosts) for c in plan.predicted.collectives}
     assert {("forward", 1), ("backward", 1), ("backward", 2)} == found
-    assert "all-reduce over 2 hosts" in to_text(plan)
+    ways = {c.way for c in plan.predicted.collectives if c.hosts > 1}
+    assert ways and ways <= {"ring", "levels"}
+    for way in ways:
+        how = "in a ring" if way == "ring" else "by levels"
+        assert f"all-reduce over 2 hosts {how}" in to_text(plan)
     one = planned(mesh={"dp": 2, "tp": 2}, phase="train", batch=2)
     sums = [
         (
@@ -97,7 +103,7 @@ def test_what_crosses_hosts_is_counted_apart() -> None:
         )
         for p in (plan, one)
     ]
-    assert sums[0] == sums[1] and "hosts" not in one.to_json()
+    assert sums[0] == sums[1] and not {"hosts", "way"} & {*one.to_json().split('"')}
 
 
 WORKLOADS: list[dict[str, Any]] = [
