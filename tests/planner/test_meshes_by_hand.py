@@ -22,6 +22,7 @@ from shardwright.planner.search.solution import predicted_of
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.solvers.problem import CostVector
+from tests.marks import long
 from tests.planner.test_mixtures import WIDTH, Experts, Model
 from tests.planner.toys import Chain, solutions
 
@@ -110,9 +111,9 @@ def profile(folder: Path, out_of_host: int, memory: int) -> str:
     [
         ("train", 512, 10**8, 10**9),
         ("train", 8, 10**10, 350_000),  # some fit
-        ("train", 512, 10**10, 10**4),  # nothing fits
-        ("prefill", 512, 10**8, 10**9),
+        long("train", 512, 10**10, 10**4),  # nothing fits
         ("prefill", 512, 10**10, 10**9),
+        long("prefill", 512, 10**8, 10**9),
     ],
 )
 def test_the_chosen_mesh_is_the_best_of_all_states(
