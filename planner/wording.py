@@ -147,9 +147,13 @@ def costs_in_words(predicted: Prediction) -> dict[str, str]:
     return out
 
 
+WAYS = {"": "", "ring": " in a ring", "levels": " by levels"}
+"""How a collective goes over several hosts."""
+
+
 def kind_in_words(calls: CollectiveCount) -> str:
-    """Return the kind of collectives, and their hosts if there are several."""
-    over = f" over {calls.hosts} hosts" if calls.hosts > 1 else ""
+    """Return the kind of collectives, and if there are several hosts, how they go over them."""
+    over = f" over {calls.hosts} hosts{WAYS[calls.way]}" if calls.hosts > 1 else ""
     return calls.kind.replace("_", "-") + over
 
 

@@ -175,13 +175,17 @@ class Memory(Part):
         return sum(dict(self).values())
 
 
+Way = Literal["", "ring", "levels"]
+"""How a collective over several hosts goes."""
+
+
 class CollectiveCount(SparsePart):
     """Collectives of one kind in one forward or backward pass of the stated workload.
 
     Forward without labels (a loss over split logits adds its own), backward to every parameter.
     """
 
-    optional = frozenset({"hosts"})
+    optional = frozenset({"hosts", "way"})
 
     phase: Literal["forward", "backward", "decode"] = Field(
         description="'decode' is the forward of one new token, where that is not the only phase"
@@ -190,6 +194,11 @@ class CollectiveCount(SparsePart):
     count: Count
     bytes: Count = Field(description="bytes that enter them on one rank")
     hosts: Count = Field(default=1, description="hosts that their ranks are on; left out for one")
+    way: Way = Field(
+        default="",
+        description="how they are priced, which is the cheaper way: in one ring over all hosts, or "
+        "by levels, within hosts and between them; left out for one host",
+    )
 
 
 class Prediction(SparsePart):

@@ -7,6 +7,7 @@ here count the bytes and operations in each pass of the workload.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
@@ -67,6 +68,12 @@ class Costs:
     def holdings(self) -> Holdings:
         """The bytes held of each tensor on the rank that has least room."""
         return self.held_by(self.workload.tightest)
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """The fewest bytes that a rank may hold, if each tensor is in its own best state."""
+        held, domain = self.holdings, self.states.domain
+        return sum(min(held.bytes(n, s) for s in domain(n)) for n in held.names)
 
     def held_by(self, rank: int | None) -> Holdings:
         """Return the bytes held of each tensor on a rank of tp; None is the one that holds most."""

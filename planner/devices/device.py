@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shardwright import plugins
 from shardwright.errors import UsageError
 from shardwright.planner.contract.files import read_json
+from shardwright.planner.contract.plan_figures import Way
 
 FOLDER = Path(__file__).parent
 SECOND = 10**9
@@ -96,6 +97,13 @@ class Device(_Part):
         if hosts == 1 or ranks < 2:
             return self._within(kind, size, ranks)
         return min(self.ring(kind, size, ranks, hosts), self.by_levels(kind, size, ranks, hosts))
+
+    def way(self, kind: str, size: int, ranks: int, hosts: int = 1) -> Way:
+        """Return how a collective is cheaper; the arguments are those of `collective`."""
+        if hosts == 1 or ranks < 2:
+            return ""
+        given = kind, size, ranks, hosts
+        return "levels" if self.by_levels(*given) < self.ring(*given) else "ring"
 
     def _within(self, kind: str, size: int, ranks: int, near: int | None = None) -> int:
         """Return the nanoseconds of a collective over the links within a host.

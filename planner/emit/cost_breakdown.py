@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from shardwright.planner.contract.plan_figures import CollectiveCount, Phase
 from shardwright.planner.cost.redistribution import Traffic
+from shardwright.planner.devices.device import Device
 from shardwright.planner.emit.elements import Elements
 from shardwright.planner.emit.prediction import tally
 from shardwright.planner.graph.graph import Op
@@ -16,14 +18,15 @@ from shardwright.planner.verify.recost import Bill, Calls
 class Cost:
     """The time and collectives of an element or block, and the time of its ops."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self.ns: Counter[Phase] = Counter()
         self.calls: defaultdict[str, Calls] = defaultdict(Calls)
         self.slowest: Counter[tuple[str, str]] = Counter()
 
     def counted(self) -> list[CollectiveCount]:
         """Return the collectives by phase and kind."""
-        return tally({p: self.calls[p] for p in ("forward", "backward", "decode")})
+        return tally({p: self.calls[p] for p in ("forward", "backward", "decode")}, self.device)
 
 
 class CostBreakdown:
@@ -35,14 +38,17 @@ class CostBreakdown:
         flags: `prediction.flags` of the whole model.
 
     Attributes:
+        device: The device that is priced.
         elements: The cost of each element.
         aside: Enclosing blocks -> the cost that belongs to no element.
     """
 
     def __init__(self, elements: Elements, bill: Bill, flags: Calls) -> None:
         self.bill, self.passes = bill, bill.costs.passes
-        self.aside: defaultdict[tuple[str, ...], Cost] = defaultdict(Cost)
-        self.elements = [Cost() for _ in elements.found]
+        self.device = bill.costs.redistributions.device
+        new = partial(Cost, self.device)
+        self.aside: defaultdict[tuple[str, ...], Cost] = defaultdict(new)
+        self.elements = [new() for _ in elements.found]
         self._edges = {edge[2]: edge for edge in bill.costs.redistributions.edges}
         for cost, element in zip(self.elements, elements.found, strict=True):
             if element.boundary is not None:

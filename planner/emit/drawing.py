@@ -70,8 +70,8 @@ def _adds_up(blocks: Sequence[DrawnBlock], bill: Bill) -> bool:
 def _sums(found: Iterable[CollectiveCount], times: int = 1) -> Counter[tuple[object, ...]]:
     out = Counter[tuple[object, ...]]()
     for c in found:
-        out[c.phase, c.kind, c.hosts, "count"] += times * c.count
-        out[c.phase, c.kind, c.hosts, "bytes"] += times * c.bytes
+        out[c.phase, c.kind, c.hosts, c.way, "count"] += times * c.count
+        out[c.phase, c.kind, c.hosts, c.way, "bytes"] += times * c.bytes
     return out
 
 
@@ -246,7 +246,7 @@ class _Drawing:
 
     def _aside(self, place: Place) -> DrawnItem:
         """Return the costs of a block, and of inner blocks not drawn, that belong to no element."""
-        total = Cost()
+        total = Cost(self.costs.device)
         for chain, cost in self.costs.aside.items():
             known = next(chain[:n] for n in range(len(chain), 0, -1) if chain[:n] in self.runs)
             if known == place:

@@ -8,8 +8,10 @@ from typing import Any
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import EP, TP, Coords
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.plan_figures import CollectiveCount, Memory, Prediction
 from shardwright.planner.contract.transitions import Collective
+from shardwright.planner.devices.device import Device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.verify.recost import Bill, Calls
@@ -75,7 +77,7 @@ def count(bill: Bill) -> list[CollectiveCount]:
     for run in bill.costs.passes[1:]:
         if run.phase == "decode":
             found["decode"] = bill.collectives(run)[0]
-    return tally(found)
+    return tally(found, bill.costs.redistributions.device)
 
 
 def flags(bill: Bill) -> Calls:
@@ -94,13 +96,13 @@ def flags(bill: Bill) -> Calls:
     return Calls({flag: 1} if trained else {})
 
 
-def tally(found: Mapping[str, Mapping[Collective, int]]) -> list[CollectiveCount]:
-    """Return the counts and bytes of collectives by phase, kind and hosts, as a plan has them."""
+def tally(found: Mapping[str, Mapping[Collective, int]], device: Device) -> list[CollectiveCount]:
+    """Return counts and bytes of collectives by phase, kind, hosts and way, as a plan has them."""
     out = []
     for phase, calls in found.items():
-        for kind, hosts in sorted({(c.kind, c.hosts) for c in calls}):
-            alike = [(c, n) for c, n in calls.items() if (c.kind, c.hosts) == (kind, hosts)]
+        goes = grouped(((c.kind, c.hosts, device.way(*c)), (c, n)) for c, n in calls.items())
+        for (kind, hosts, way), alike in sorted(goes.items()):
             count, size = sum(n for _, n in alike), sum(n * c.bytes for c, n in alike)
-            of: Any = {"phase": phase, "kind": kind, "hosts": hosts}
+            of: Any = {"phase": phase, "kind": kind, "hosts": hosts, "way": way}
             out.append(CollectiveCount(**of, count=count, bytes=size))
     return out

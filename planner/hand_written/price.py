@@ -85,7 +85,8 @@ def of_table(task: Task, rules: Rules, earlier: Formulation | None = None) -> Fo
     """
     posed = unpinned_problem(task, Restrictions(), earlier)
     network = posed.network.copy()
-    return Formulation(posed, network, follow_table(task.graph, network, rules))
+    pinned = follow_table(task.graph, network, rules)
+    return Formulation(posed, lambda: network, pinned)
 
 
 def _replicated(task: Task, rules: Rules) -> dict[str, int]:

@@ -161,7 +161,9 @@ class Prover:
 
         def pose() -> tuple[Formulation, ReadBack]:
             found = unpinned_problem(task, Restrictions(task.pins, gathered=sent))
-            return Formulation(found, found.network, {}), ReadBack(found.network, task.graph)
+            return Formulation(found, lambda: found.network, {}), ReadBack(
+                found.network, task.graph
+            )
 
         return self._posed.get((id(task), sent), pose)
 

@@ -156,6 +156,8 @@ def gather(now: SearchState) -> SearchState | None:
     else:
         assert now.formulation is not None, "an outcome without a problem"
         unpinned = now.formulation.unpinned
+        if isinstance(found, OverMemory) and unpinned.costs.least_bytes > found.budget:
+            return None  # not even if all were gathered
         states, can = (
             unpinned.costs.states,
             possible(unpinned.network, unpinned.small) if unpinned.small else {},

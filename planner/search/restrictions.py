@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,9 +43,14 @@ class Restrictions:
 class UnpinnedProblem:
     """Prices, and the problem without pins and conventions, for the restrictions `splits`."""
 
+    task: Task
     costs: Costs
-    network: CostFunctionNetwork
     splits: tuple[Splits, frozenset[str]]
+
+    @cached_property
+    def network(self) -> CostFunctionNetwork:
+        """The problem."""
+        return build_network(self.task.graph, self.costs.states, self.costs, self.task.rigid)
 
     @cached_property
     def small(self) -> Presolved | None:
@@ -59,15 +64,20 @@ class Formulation:
 
     Attributes:
         unpinned: The problem without pins and conventions.
-        network: The problem with them.
+        posed: Returns the problem with them.
         pinned: The pin of each pinned stored tensor.
         followed: The conventions that restrict some parameter.
     """
 
     unpinned: UnpinnedProblem
-    network: CostFunctionNetwork
+    posed: Callable[[], CostFunctionNetwork]
     pinned: Mapping[str, Pin]
     followed: frozenset[str] = frozenset()
+
+    @cached_property
+    def network(self) -> CostFunctionNetwork:
+        """The problem with pins and conventions."""
+        return self.posed()
 
     @property
     def costs(self) -> Costs:
@@ -95,8 +105,7 @@ def unpinned_problem(
     shares = task.workload.dp == "fsdp"
     states = States(graph, axes, task.tp, task.lookups, forbidden, task.sequence, task.sub, shares)
     costs = Costs(graph, axes, states, task.workload, task.caches, gathered, copies=copies)
-    network = build_network(graph, states, costs, task.rigid)
-    return UnpinnedProblem(costs, network, restrictions.splits)
+    return UnpinnedProblem(task, costs, restrictions.splits)
 
 
 def formulate(
@@ -115,14 +124,20 @@ def formulate(
     """
     stage("problem")
     found = unpinned_problem(task, restrictions, earlier)
-    costs, network = found.costs, found.network.copy()
+    costs = found.costs
     pinned = resolve(restrictions.pins, task.graph, costs.states)
-    restrict(network, pinned)
     preferred: dict[str, PreferredStates] = {
         name: find(task.graph, costs.states)
         for name, find in CONVENTIONS.items()
         if name in restrictions.conventions
     }
-    follow(network, {k: v for found in preferred.values() for k, v in found.items()}, pinned)
-    followed = frozenset(name for name, found in preferred.items() if found.keys() - pinned.keys())
-    return Formulation(found, network, pinned, followed)
+    followed = frozenset(name for name, named in preferred.items() if named.keys() - pinned.keys())
+
+    def posed() -> CostFunctionNetwork:
+        network = found.network.copy()
+        restrict(network, pinned)
+        every = {k: v for states in preferred.values() for k, v in states.items()}
+        follow(network, every, pinned)
+        return network
+
+    return Formulation(found, posed, pinned, followed)

@@ -35,6 +35,8 @@ from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.verify.recost import largest
 from shardwright.planner.wording import memory_in_words
 
+WITHOUT = "without activations"
+"""What the bytes of a bound take."""
 LEAST = 0.1
 """The share of the time limit that a solver may take even if tracing took all of it."""
 
@@ -150,7 +152,10 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
         InfeasibleError: there is no solution, or none that fits the memory.
         SolverError: no solution was found in time, or the checker refuses it.
     """
-    costs, network, pinned = formulation.costs, formulation.network, formulation.pinned
+    costs, pinned, room = formulation.costs, formulation.pinned, asked.room(task)
+    if asked.may_be_over and room is not None and costs.least_bytes > room:
+        raise OverMemory(room, costs.least_bytes, WITHOUT)
+    network = formulation.network
     solver = solvers.current(asked.solver)
     solve_by = solvers.load(solver)
     small = formulation.small
@@ -164,10 +169,9 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
         presolved_constraints=len(small.problem.factors),
     )
     stage("solve")
-    room, aim = asked.room(task), asked.objective
-    least = small.problem.least(BYTES)
+    aim, least = asked.objective, small.problem.least(BYTES)
     if asked.may_be_over and room is not None and least > room:
-        raise OverMemory(room, least, "without activations")
+        raise OverMemory(room, least, WITHOUT)
 
     @cache
     def candidate(values: tuple[int, ...]) -> tuple[Layouts, UnfoldedSolution]:

@@ -17,13 +17,13 @@ from shardwright.planner.contract.plan_figures import DataParallel, Workload
 from shardwright.planner.emit.lengths import compared_lengths
 from shardwright.planner.experts.mixtures import find_mixtures, marked
 from shardwright.planner.graph.alignment import align
-from shardwright.planner.graph.axes import refine
+from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.lost_lengths import keep_beside_lost
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
-from shardwright.planner.strategies.sequence import open_sequence
+from shardwright.planner.strategies.sequence import OpenSequence, open_sequence
 from shardwright.planner.trace.folded_trace import trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
@@ -117,6 +117,9 @@ class TracedModel:
     recompute: bool | Mapping[str, int] | None = None
     _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
     _spread: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
+    _axes: dict[object, tuple[Folding, Axes, OpenSequence | None]] = field(
+        default_factory=dict, init=False
+    )
 
     def on(
         self,
@@ -214,16 +217,26 @@ class TracedModel:
     ) -> Task:
         """Return a task, with the axes that the mesh needs."""
         stage("axes")
-        graph, cp = found.folding.graph, mesh.get(CP, 1)
-        length = TRACE_SEQ if workload.sequence_parallel or cp > 1 else None
-        axes = refine(graph, length)
-        align(graph, axes, mesh[TP])
-        keep_beside_lost(graph, axes)
-        sequence = open_sequence(graph, axes, length, cp == 1) if length else None
+        axes, sequence = self._refined(found.folding, workload, mesh)
         stage("trace")
         given = workload, mesh, self.pins, sequence, found.unmasked, along
         task = Task(found.source, found.folding, found.unfolded, axes, *given)
         return self._with_recomputation(task, found, along)
+
+    def _refined(
+        self, folding: Folding, workload: Workload, mesh: Mapping[str, int]
+    ) -> tuple[Axes, OpenSequence | None]:
+        """Return the axes of a graph, once for all meshes with as many ranks of tp."""
+        graph, tp, cp = folding.graph, mesh[TP], mesh.get(CP, 1)
+        length = TRACE_SEQ if workload.sequence_parallel or cp > 1 else None
+        at = id(folding), tp, length, cp == 1
+        if at not in self._axes:
+            axes = refine(graph, length)
+            align(graph, axes, tp)
+            keep_beside_lost(graph, axes)
+            sequence = open_sequence(graph, axes, length, cp == 1) if length else None
+            self._axes[at] = folding, axes, sequence  # the folding keeps its id
+        return self._axes[at][1:]
 
     def _with_recomputation(
         self, task: Task, found: _Trace, along: Callable[[], Task] | None

@@ -20,6 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
 from shardwright.planner.report.report import to_text
+from shardwright.planner.search import restrictions, traced_model
 
 H100 = device("h100-nvlink")
 L4 = device("l4-pcie")
@@ -60,6 +61,8 @@ def test_levels_by_hand() -> None:
     between = 50_000 + 10**8 * 10**9 // 1_562_500_000
     assert L4.by_levels("all_reduce", size, 16, 2) == within + between
     assert L4.collective("all_reduce", size, 16, 2) == within + between  # less than a ring
+    assert L4.way("all_reduce", size, 16, 2) == "levels"
+    assert (L4.way("all_reduce", size, 8), L4.way("all_reduce", size, 2, 2)) == ("", "ring")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +91,11 @@ def test_what_crosses_hosts_is_counted_apart() -> None:
     plan = planned(mesh={"dp": 2, "tp": 2}, gpus_per_host=2, phase="train", batch=2)
     found = {(c.phase, c.hosts) for c in plan.predicted.collectives}
     assert {("forward", 1), ("backward", 1), ("backward", 2)} == found
-    assert "all-reduce over 2 hosts" in to_text(plan)
+    ways = {c.way for c in plan.predicted.collectives if c.hosts > 1}
+    assert ways and ways <= {"ring", "levels"}
+    for way in ways:
+        how = "in a ring" if way == "ring" else "by levels"
+        assert f"all-reduce over 2 hosts {how}" in to_text(plan)
     one = planned(mesh={"dp": 2, "tp": 2}, phase="train", batch=2)
     sums = [
         (
@@ -97,7 +104,7 @@ def test_what_crosses_hosts_is_counted_apart() -> None:
         )
         for p in (plan, one)
     ]
-    assert sums[0] == sums[1] and "hosts" not in one.to_json()
+    assert sums[0] == sums[1] and not {"hosts", "way"} & {*one.to_json().split('"')}
 
 
 WORKLOADS: list[dict[str, Any]] = [
@@ -131,6 +138,29 @@ def test_the_chosen_mesh_is_the_best_of_all(how: dict[str, Any]) -> None:
     ours, theirs = ({**p.model_dump(), "digest": "", "meshes": []} for p in (found, best))
     assert ours == {**theirs, "meshes": []}
     assert shardwright.check(found, CONFIG).digest == found.digest
+
+
+def test_meshes_share_what_does_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Axes are found once for each number of ranks of tp, and what cannot fit is not posed."""
+    refined, posed = [], []
+    for module, name, calls in (
+        (traced_model, "refine", refined), (restrictions, "build_network", posed),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, _counting(getattr(module, name), calls))
+    l4 = {"device": "l4-pcie", "phase": "train", "optimizer_bytes": 400, "batch": 8, "seq": 8}
+    found = planned(cluster=shardwright.Cluster(1, 8), recompute=False, **l4)
+    over = [choice for choice in found.meshes if not choice.fits]
+    assert over and all(choice.memory and choice.memory > L4.memory_bytes for choice in over)
+    assert len(posed) <= len(found.meshes) - len(over) + 1  # once more for the plan
+    assert len(refined) <= 1 + len({choice.mesh["tp"] for choice in found.meshes})
+
+
+def _counting(function: Any, calls: list[object]) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return function(*args, **kwargs)
+
+    return counted
 
 
 def _or_none(**how: Any) -> Plan | None:
