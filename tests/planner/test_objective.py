@@ -179,7 +179,8 @@ def test_only_these_two() -> None:
 
 def test_tests_say_what_is_to_be_least() -> None:
     """For least time small models stay whole, and tests of splits would say nothing."""
-    others = ("planning.py", "cli/test_errors.py", "planner/test_meshes.py")
+    meshes = ("planner/test_meshes.py", "planner/test_meshes_by_hand.py")
+    others = ("planning.py", "cli/test_errors.py", *meshes)
     here = {Path(__file__), *(TESTS / name for name in others)}
     found = [
         path.name
