@@ -62,7 +62,7 @@ def mixtures() -> list[str]:
 
 def compared(dims: dict[str, int], kind: str, name: str, rank: int, ranks: int, mesh: Mesh) -> Row:
     """Return the row of a model."""
-    row: Row = {"name": name}
+    row: Row = {"name": name, "mesh": ",".join(f"{dim}={n}" for dim, n in dims.items())}
     try:
         worst, held, dtype = differences(name, dims)
     except ShardwrightError as error:
