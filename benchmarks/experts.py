@@ -26,7 +26,7 @@ import shardwright
 from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError, first_line
-from shardwright.planner.contract.mesh import parse_mesh, replicas
+from shardwright.planner.contract.mesh import mesh_text, parse_mesh, replicas
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
@@ -62,7 +62,7 @@ def mixtures() -> list[str]:
 
 def compared(dims: dict[str, int], kind: str, name: str, rank: int, ranks: int, mesh: Mesh) -> Row:
     """Return the row of a model."""
-    row: Row = {"name": name, "mesh": ",".join(f"{dim}={n}" for dim, n in dims.items())}
+    row: Row = {"name": name, "mesh": mesh_text(dims)}
     try:
         worst, held, dtype = differences(name, dims)
     except ShardwrightError as error:

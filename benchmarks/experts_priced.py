@@ -21,6 +21,7 @@ from rich.table import Table
 import shardwright
 from benchmarks.planning_models import MODELS
 from benchmarks.zoo import write
+from shardwright.planner.contract.mesh import mesh_text
 from shardwright.planner.devices.device import device
 
 DEVICE, PER_HOST = "h200-nvlink", 8
@@ -99,7 +100,7 @@ def main(names: tuple[str, ...], path: Path | None, reported: bool) -> None:
             write(path, {"device": DEVICE, "rows": rows})
     table = Table("model", "hosts", "load", "mesh", "ms", "GiB", "", box=None)
     for row in rows:
-        mesh = ",".join(f"{n}={k}" for n, k in row["mesh"].items())
+        mesh = mesh_text(row["mesh"])
         fits = "" if row["fits"] else "does not fit"
         cells = (row["model"], row["hosts"], row["load"], mesh, row["ms"], row["gib"], fits)
         table.add_row(*map(str, cells))

@@ -93,6 +93,11 @@ def fault_of_sub_axes(sizes: Sequence[int], ranks: int) -> str | None:
     return None
 
 
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """Return "dp=2,tp=4", the inverse of `parse_mesh`."""
+    return ",".join(f"{name}={size}" for name, size in mesh.items())
+
+
 def batch_dims(mesh: Mapping[str, int]) -> list[str]:
     """Return the mesh dims whose ranks take different sequences of the batch: all but tp and cp."""
     return [name for name in mesh if name not in (TP, CP)]

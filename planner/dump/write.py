@@ -69,7 +69,7 @@ class Followed:
         yield "graph.txt", graph_text(task.graph)
         yield "decisions.txt", decisions_text(task, self.steps, self.conflicts, names)
         if self.formulation is not None:
-            states = self.formulation.network.states
+            states = self.formulation.costs.states
             yield "axes.txt", axes_text(task.graph, task.axes, states, names)
             yield "states.txt", states_text(task.graph, states, layouts, names)
         if self.plan is not None:

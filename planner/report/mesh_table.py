@@ -6,6 +6,7 @@ from typing import get_args
 
 from rich.table import Table
 
+from shardwright.planner.contract.mesh import mesh_text
 from shardwright.planner.contract.plan_figures import MeshChoice, Phase, Workload
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report import tables
@@ -51,7 +52,7 @@ def mesh_rows(plan: Plan) -> list[list[str]]:
 
 def mesh_option(choice: MeshChoice) -> str:
     """Return a mesh as an option takes it: `dp=2,tp=8`, and what copies do if not DDP."""
-    dims = ",".join(f"{name}={size}" for name, size in choice.mesh.items())
+    dims = mesh_text(choice.mesh)
     return dims if choice.dp == "ddp" else f"{dims} ({choice.dp})"
 
 
