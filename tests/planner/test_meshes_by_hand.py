@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.solvers.problem import CostVector
 from tests.marks import long
+from tests.planner.test_device import write
 from tests.planner.test_mixtures import WIDTH, Experts, Model
 from tests.planner.toys import Chain, solutions
 
@@ -101,9 +101,7 @@ def profile(folder: Path, out_of_host: int, memory: int) -> str:
     data = device.device("l4-pcie").model_dump()
     data["hosts"] = {"devices": PER_HOST, "latency_ns": 20_000, "bytes_per_s": out_of_host}
     data["memory_bytes"] = memory
-    path = folder / "profile.json"
-    path.write_text(json.dumps(data))
-    return str(path)
+    return write(folder, data)
 
 
 @pytest.mark.parametrize(

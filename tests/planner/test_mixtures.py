@@ -15,9 +15,9 @@ from torch.nn import functional as F
 import shardwright
 from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.devices.device import device
 from shardwright.planner.experts.probe import Mixture, fault
 from tests import planning, zoo
+from tests.planner.test_device import cpu, write
 
 EXPERTS, FIRST, WIDTH, INNER, CHOSEN = 6, 3, 32, 64, 2
 
@@ -319,12 +319,10 @@ def test_the_host_waits_once_a_mixture(tmp_path: Path) -> None:
     """It reads how many tokens each expert gets before it can send them."""
     times = []
     for wait in (0, 10**9):
-        profile = tmp_path / f"{wait}.json"
-        data = device("cpu-gloo").model_dump() | {"host_wait_ns": wait}
-        profile.write_text(json.dumps(data))
-        plan = planning.plan(
-            Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,), device=str(profile)
-        )
+        folder = tmp_path / str(wait)
+        folder.mkdir()
+        profile = write(folder, cpu() | {"host_wait_ns": wait})
+        plan = planning.plan(Model(Experts), mesh={"ep": 2, "tp": 1}, args=(X,), device=profile)
         times.append(plan.predicted.time_ns)
     assert times[1] - times[0] == 10**9
 
