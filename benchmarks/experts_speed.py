@@ -13,6 +13,7 @@ logits are compared. The slowest rank's time counts for a turn, and the median o
 from __future__ import annotations
 
 import copy
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -85,11 +86,12 @@ def imbalance(case: Case, ranks: int) -> float:
     return statistics.mean(found)
 
 
-def calibrated() -> Any:
+def calibrated(turns: int) -> Any:
     """Measure this machine, on each rank."""
     torch.set_num_threads(1)
     cpu = torch.device("cpu")
-    return measure(cpu, effort(cpu, quick=False), lambda: None)
+    much = dataclasses.replace(effort(cpu, quick=False), turns=turns)
+    return measure(cpu, much, lambda: None)
 
 
 def timed(texts: list[str], case: Case, repeat: int) -> dict[str, Any]:
@@ -147,6 +149,7 @@ def compared(case: Case, ranks: int, profile: Path, repeat: int) -> dict[str, An
 @click.option("--chosen", type=int, multiple=True, default=(1, 2), help="Experts of a token.")
 @click.option("--seq", type=int, multiple=True, default=(128, 512), help="Tokens of a sequence.")
 @click.option("--repeat", type=click.IntRange(min=1), default=15, help="Turns.")
+@click.option("--turns", type=click.IntRange(min=1), default=60, help="Turns of the calibration.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
 def main(
     sizes: tuple[int, ...],
@@ -154,6 +157,7 @@ def main(
     chosen: tuple[int, ...],
     seq: tuple[int, ...],
     repeat: int,
+    turns: int,
     path: Path | None,
 ) -> None:
     """Compare experts over ep with tp, as predicted and as measured."""
@@ -161,7 +165,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for ranks in sizes:
             profile = Path(folder) / f"{ranks}.json"
-            profile.write_text(run_processes(ranks, calibrated)[0].model_dump_json())
+            profile.write_text(run_processes(ranks, calibrated, turns)[0].model_dump_json())
             for case in (Case(*each) for each in product(inner, chosen, (BATCH,), seq)):
                 rows.append(compared(case, ranks, profile, repeat))
                 if path:

@@ -3,14 +3,16 @@
     DP_SIZE=2 TP_SIZE=2 torchrun --nproc-per-node 4 examples/train_3d.py DIRECTORY [--resume]
 
 All that comes after `shardwright.load` is torch's own. CP_SIZE ranks share each sequence: all of
-them are given it whole. With --resume it goes on from the last checkpoint in DIRECTORY, which may
-be one of other sizes. STEPS is the step to train to. No network, no GPU.
+them are given it whole. EP_SIZE copies share out the experts of a mixture in DIRECTORY/start, and the
+model averages the gradients itself, without FSDP2. With --resume it goes on from the last checkpoint
+in DIRECTORY, which may be one of other sizes. STEPS is the step to train to. No network, no GPU.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +37,19 @@ CONFIG = LlamaConfig(
     architectures=["LlamaForCausalLM"],
 )
 BATCH, SEQ, EVERY = 4, 16, 2
+DIMS = ("dp", "ep", "cp", "tp")
 
 
-def sizes() -> tuple[int, int, int]:
-    """DP_SIZE, CP_SIZE and TP_SIZE, which share out all ranks."""
-    dp, cp, tp = (int(os.environ.get(f"{name}_SIZE", "1")) for name in ("DP", "CP", "TP"))
-    if dp * cp * tp != dist.get_world_size():
+def sizes() -> dict[str, int]:
+    """DP_SIZE, EP_SIZE, CP_SIZE and TP_SIZE, which share out all ranks."""
+    mesh = {dim: int(os.environ.get(f"{dim.upper()}_SIZE", "1")) for dim in DIMS}
+    if prod(mesh.values()) != dist.get_world_size():
+        text = " x ".join(f"{dim.upper()}_SIZE={size}" for dim, size in mesh.items())
         sys.exit(
-            f"DP_SIZE={dp} x CP_SIZE={cp} x TP_SIZE={tp} is not the {dist.get_world_size()} ranks "
-            "that torchrun started: change --nproc-per-node or the sizes"
+            f"{text} is not the {dist.get_world_size()} ranks that torchrun started: change "
+            "--nproc-per-node or the sizes"
         )
-    return dp, cp, tp
+    return mesh
 
 
 def batch(step: int) -> torch.Tensor:
@@ -68,16 +72,27 @@ def one_step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tensor) ->
     return loss.detach(), getattr(norm, "full_tensor", lambda: norm)()  # a DTensor if split
 
 
-def prepare(directory: Path, cp: int, tp: int) -> None:
+def planned_dims(mesh: dict[str, int]) -> tuple[str, ...]:
+    """The dims that the plan is for. FSDP2 has dp, but if ep shares out experts."""
+    return ("dp", "ep", "tp") if mesh["ep"] > 1 else ("cp", "tp")
+
+
+def plan_file(directory: Path, mesh: dict[str, int]) -> Path:
+    """The plan for these sizes."""
+    sizes = (f"{dim}{mesh[dim]}" for dim in planned_dims(mesh))
+    return directory / f"plan-{'-'.join(sizes)}.json"
+
+
+def prepare(directory: Path, mesh: dict[str, int]) -> None:
     """Write a checkpoint of random weights, unless it is there, and a plan for so many ranks."""
     if not (directory / "start").exists():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(CONFIG).save_pretrained(directory / "start")
-    mesh = {"cp": cp, "tp": tp}
     how: Any = {"objective": "memory", "phase": "train", "batch": BATCH, "seq": SEQ}
+    how["mesh"] = {dim: mesh[dim] for dim in planned_dims(mesh)}
     # All blocks keep only their inputs. Without `recompute`: as few as fit the memory.
-    plan = shardwright.plan(directory / "start", mesh=mesh, recompute=True, **how)
-    plan.save(directory / f"plan-cp{cp}-tp{tp}.json")
+    plan = shardwright.plan(directory / "start", recompute=True, **how)
+    plan.save(plan_file(directory, mesh))
 
 
 def last(directory: Path) -> int | None:
@@ -88,16 +103,17 @@ def last(directory: Path) -> int | None:
 
 def main(directory: Path, resume: bool) -> None:
     """What each rank does."""
-    dp, cp, tp = sizes()
-    mesh = init_device_mesh("cpu", (dp, cp, tp), mesh_dim_names=("dp", "cp", "tp"))
+    ranks = sizes()
+    mesh = init_device_mesh("cpu", tuple(ranks.values()), mesh_dim_names=DIMS)
     if dist.get_rank() == 0:
-        prepare(directory, cp, tp)
+        prepare(directory, ranks)
     dist.barrier()
-    plan = directory / f"plan-cp{cp}-tp{tp}.json"
-    model: Any = shardwright.load(directory / "start", plan, device="cpu", mesh=mesh["cp", "tp"])
-    for block in model.model.layers:
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model.train(), mesh=mesh["dp"])
+    plan, dims = plan_file(directory, ranks), mesh[planned_dims(ranks)]
+    model: Any = shardwright.load(directory / "start", plan, device="cpu", mesh=dims).train()
+    if "dp" not in planned_dims(ranks):
+        for block in model.model.layers:
+            fully_shard(block, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
     optimizer = optimizer_of(model)
 
     begun = last(directory) if resume else None
@@ -106,12 +122,16 @@ def main(directory: Path, resume: bool) -> None:
         dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=directory / f"step-{begun}")
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=kept)
 
-    rows, copy = BATCH // dp, mesh["dp"].get_local_rank()
+    copies = ranks["dp"] * ranks["ep"]
+    copy = mesh["dp"].get_local_rank() * ranks["ep"] + mesh["ep"].get_local_rank()
+    rows = BATCH // copies
     for step in range(begun or 0, int(os.environ.get("STEPS", "6"))):
         loss, norm = one_step(model, optimizer, batch(step)[copy * rows :][:rows])
-        dist.all_reduce(loss, group=mesh.get_group("dp"))
+        for dim in ("dp", "ep"):
+            dist.all_reduce(loss, group=mesh.get_group(dim))
         if dist.get_rank() == 0:
-            print(f"step {step} loss {loss.item() / dp:.10f} norm {norm.item():.10f}", flush=True)
+            mean = loss.item() / copies
+            print(f"step {step} loss {mean:.10f} norm {norm.item():.10f}", flush=True)
         if (step + 1) % EVERY == 0:
             weights, kept = get_state_dict(model, optimizer)
             state = {"model": weights, "optimizer": kept}

@@ -83,16 +83,32 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path) -> None:
 
     def run(ranks: int, to: int, *resume: str, **sizes: int) -> str:
         given = {"DP": 1, "CP": 1, "TP": 1, **sizes}
-        environ = {"STEPS": str(to), **{f"{name}_SIZE": str(n) for name, n in given.items()}}
-        return started("train_3d", [str(tmp_path), *resume], ranks, tmp_path, environ)
+        return trained_3d(tmp_path, ranks, to, *resume, **given)
 
     write_start("phi3", torch.float32, tmp_path, num_key_value_heads=4)
     out = run(2, 2, TP=2)
     out += run(4, 4, "--resume", DP=2, TP=2) + run(4, 6, "--resume", DP=2, CP=2)
+    assert_as_in_one_process(out, tmp_path / "start", 6)
+
+
+def test_experts_are_shared_out(tmp_path: Path) -> None:
+    """Ten steps with dp 2 x ep 2, of five experts, as in one process."""
+    write_start("qwen3_moe", torch.float32, tmp_path, num_experts=5)
+    assert_as_in_one_process(trained_3d(tmp_path, 4, 10, DP=2, EP=2), tmp_path / "start", 10)
+
+
+def trained_3d(directory: Path, ranks: int, to: int, *options: str, **sizes: int) -> str:
+    """What the example prints, up to a step."""
+    environ = {"STEPS": str(to), **{f"{name}_SIZE": str(n) for name, n in sizes.items()}}
+    return started("train_3d", [str(directory), *options], ranks, directory, environ)
+
+
+def assert_as_in_one_process(out: str, start: Path, steps: int) -> None:
+    """The losses and norms that the example printed."""
     found = [tuple(map(float, e)) for e in re.findall(r"step (\d) loss (\S+) norm (\S+)", out)]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "start").train()
+    model = AutoModelForCausalLM.from_pretrained(start).train()
     optimizer = train_3d.optimizer_of(model)
-    for step in range(6):
+    for step in range(steps):
         want = train_3d.one_step(model, optimizer, train_3d.batch(step))
         torch.testing.assert_close(
             found[step], (float(step), *(x.item() for x in want)), rtol=0, atol=1e-4
