@@ -76,7 +76,7 @@ def test_logits_and_gradients(name: str, mesh: dict[str, int], tolerance: float)
 
 
 # Tokens lie by expert; one of five ranks has no expert, and another part of the rows than it gets.
-@pytest.mark.parametrize("mesh", [{"ep": 4, "tp": 1}, {"ep": 5, "tp": 2}])
+@pytest.mark.parametrize("mesh", [long({"ep": 4, "tp": 1}), {"ep": 5, "tp": 2}])
 def test_tokens_that_lie_by_expert(mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the router
     assert_equal_to_one_process(built("llama4_text"), mesh, EXACT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,26 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
+from tests.marks import long
 from tests.ranks import run_ranks
 
-ROWS, TOKENS, STEPS = 4, 12, 10
+ROWS, TOKENS = 4, 12
 MESHES = ({"dp": 2, "ep": 2, "tp": 1}, {"ep": 2, "tp": 2})
 
 
-def planned(mesh: dict[str, int], **how: Any) -> tuple[Any, Plan]:
+def planned(mesh: dict[str, int], phase: str = "train") -> tuple[Any, Plan]:
     """A mixture in float64, and its plan."""
-    _, model = build("causal", "qwen3_moe", torch.float64)
-    return model, planning.plan(model, mesh=mesh, **{"batch": ROWS, **how})
+    return mixture(), plan_on(tuple(mesh.items()), phase)
+
+
+def mixture() -> Any:
+    return build("causal", "qwen3_moe", torch.float64)[1]
+
+
+@cache
+def plan_on(mesh: tuple[tuple[str, int], ...], phase: str) -> Plan:
+    rows = 6 if ("ep", 3) in mesh else ROWS
+    return planning.plan(mixture(), mesh=dict(mesh), batch=rows, phase=phase)
 
 
 def own(rows: torch.Tensor, at: Mesh) -> torch.Tensor:
@@ -59,15 +70,20 @@ def trained(model: Any, optimizer: Any, parts: list[torch.Tensor]) -> list[torch
     return [torch.stack(losses).detach(), getattr(norm, "full_tensor", lambda: norm)()]
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_ten_steps_are_those_of_one_process(
-    mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def each_and_more(few: int, many: int) -> list[Any]:
+    """On each mesh, and much longer in `make long`."""
+    return [case for mesh in MESHES for case in ((mesh, few), long(mesh, many))]
+
+
+@pytest.mark.parametrize(("mesh", "number"), each_and_more(3, 10))
+def test_steps_are_those_of_one_process(
+    mesh: dict[str, int], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses, norms, and all parameters; gradients add up over two backward passes."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the loss, and the router
-    model, plan = planned(mesh, phase="train")
+    model, plan = planned(mesh)
     draw = torch.Generator().manual_seed(0)
-    steps = [[*torch.randint(3, 90, (2, ROWS, TOKENS), generator=draw)] for _ in range(STEPS)]
+    steps = [[*torch.randint(3, 90, (2, ROWS, TOKENS), generator=draw)] for _ in range(number)]
     whole = copy.deepcopy(model).train()
     optimizer = train_3d.optimizer_of(whole)
     want = [trained(whole, optimizer, parts) for parts in steps]
@@ -91,14 +107,14 @@ def test_ten_steps_are_those_of_one_process(
             torch.testing.assert_close(made[step][1], norm, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_greedy_tokens_are_those_of_the_unsplit_model(mesh: dict[str, int]) -> None:
-    """64 of them, with a KV cache."""
-    model, plan = planned(mesh)
+@pytest.mark.parametrize(("mesh", "more"), each_and_more(16, 64))
+def test_greedy_tokens_are_those_of_the_unsplit_model(mesh: dict[str, int], more: int) -> None:
+    """With a KV cache."""
+    model, plan = planned(mesh, "prefill")
     ids = torch.randint(3, 90, (ROWS, TOKENS), generator=torch.Generator().manual_seed(5))
-    how: Any = {"max_new_tokens": 64, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    how: Any = {"max_new_tokens": more, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     want = model.generate(ids, **how)
-    assert want.shape == (ROWS, TOKENS + 64) and len(want[:, TOKENS:].unique()) > 4
+    assert want.shape == (ROWS, TOKENS + more) and len(want[:, TOKENS:].unique()) > 4
 
     def work(at: Mesh) -> None:
         local: Any = shardwright.apply(copy.deepcopy(model), plan, at)
@@ -109,7 +125,7 @@ def test_greedy_tokens_are_those_of_the_unsplit_model(mesh: dict[str, int]) -> N
 
 def test_what_would_leave_gradients_unequal_is_refused() -> None:
     """FSDP2 around copies that also average over ep: it averages over its own ranks alone."""
-    model, plan = planned(MESHES[0], phase="train")
+    model, plan = planned(MESHES[0])
 
     def work(at: Mesh) -> None:
         assert at.device_mesh is not None
@@ -120,11 +136,11 @@ def test_what_would_leave_gradients_unequal_is_refused() -> None:
     run_ranks(4, work, MESHES[0])
 
 
-# Of 4 experts, three ranks have 2, 1 and 1, where torch would have 2, 2 and 0.
-@pytest.mark.parametrize("mesh", [{"ep": 3, "tp": 1}, {"dp": 2, "ep": 2, "tp": 1}, {"tp": 2}])
-def test_checkpoints_are_read_on_other_meshes(tmp_path: Path, mesh: dict[str, int]) -> None:
-    """Torch's, ours, and the full state of an optimizer, saved on ep 2 x tp 2 after two steps."""
-    model, plan = planned(MESHES[1], phase="train")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """Checkpoints after two steps on ep 2 x tp 2, and the whole parameters and optimizer state."""
+    model, plan = planned(MESHES[1])
+    folder = tmp_path_factory.mktemp("written")
     draw = torch.Generator().manual_seed(1)
     steps = [[ids] for ids in torch.randint(3, 90, (2, ROWS, TOKENS), generator=draw)]
 
@@ -134,23 +150,32 @@ def test_checkpoints_are_read_on_other_meshes(tmp_path: Path, mesh: dict[str, in
         for parts in steps:
             trained(local, optimizer, [own(ids, at) for ids in parts])
         weights, kept = get_state_dict(local, optimizer)
-        dcp.save({"model": weights, "optimizer": kept}, checkpoint_id=tmp_path / "state")
-        shardwright.save(local, tmp_path / "saved")
+        dcp.save({"model": weights, "optimizer": kept}, checkpoint_id=folder / "state")
+        shardwright.save(local, folder / "saved")
         whole = full_tensors(local, dict(local.named_parameters()))
         return whole, shardwright.full_optimizer_state(optimizer)
 
-    want, state = run_ranks(4, save, MESHES[1])[0]
-    other_plan = planned(mesh, phase="train", batch=6)[1]
+    return folder, *run_ranks(4, save, MESHES[1])[0]
+
+
+# Of 4 experts, three ranks have 2, 1 and 1, where torch would have 2, 2 and 0.
+@pytest.mark.parametrize("mesh", [{"ep": 3, "tp": 1}, {"dp": 2, "ep": 2, "tp": 1}, {"tp": 2}])
+def test_checkpoints_are_read_on_other_meshes(
+    written: tuple[Path, Any, Any], mesh: dict[str, int]
+) -> None:
+    """Torch's, ours, and the full state of an optimizer."""
+    folder, want, state = written
+    model, plan = planned(mesh)
 
     def load(at: Mesh) -> None:
         local: Any = shardwright.load(
-            tmp_path / "saved", other_plan, mesh=at.device_mesh, **experts_of(model)
+            folder / "saved", plan, mesh=at.device_mesh, **experts_of(model)
         )
         check(local, None)
-        split: Any = shardwright.apply(copy.deepcopy(model), other_plan, at)
+        split: Any = shardwright.apply(copy.deepcopy(model), plan, at)
         optimizer = train_3d.optimizer_of(split)
         weights, kept = get_state_dict(split, optimizer)
-        dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=tmp_path / "state")
+        dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=folder / "state")
         set_state_dict(split, optimizer, model_state_dict=weights, optim_state_dict=kept)
         check(split, optimizer)
         other = train_3d.optimizer_of(split)

@@ -19,6 +19,7 @@ from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
+from tests.planner.mlps import WIDTH, Mlp
 from tests.predicted import held
 from tests.ranks import run_ranks
 
@@ -122,8 +123,8 @@ def test_copies_that_share_out_a_model_hold_what_is_priced() -> None:
 
 
 def test_tp_is_short_for_a_mesh_of_one_dim() -> None:
-    model = llama(8, 4)
-    assert planning.plan(model, 2) == planning.plan(model, mesh={"tp": 2})
+    model, args = Mlp(), (torch.randn(3, 19, WIDTH),)
+    assert planning.plan(model, 2, args=args) == planning.plan(model, mesh={"tp": 2}, args=args)
 
 
 def test_a_mesh_that_cannot_be_meant() -> None:

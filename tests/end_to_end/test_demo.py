@@ -41,5 +41,6 @@ def test_what_the_plan_did_not_foresee():
 
 
 def test_a_rank_that_fails():
-    with pytest.raises(RanksFailed, match="FileNotFoundError|No such file"):
-        torchrun("benchmarks.demo_rank", ["a", "b", "c", "d"], timeout=60)
+    """Ranks of a module that imports little, under the real torchrun."""
+    with pytest.raises(RanksFailed, match="No such file"):
+        torchrun("json.tool", ["nowhere.json"], timeout=60)

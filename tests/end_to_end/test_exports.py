@@ -1,19 +1,35 @@
 """What is exported, run by torch and by transformers on two real ranks."""
 
 import json
+import multiprocessing
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import shardwright
+from benchmarks.forked import PRELOADED
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.on_ranks import launch
 from shardwright.planner.on_ranks.stock import Table, try_out
 from tests import planning, zoo
 
 needs_accelerate = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="transformers splits no model without accelerate"
 )
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ranks be forks of a process that has imported torch: imports take most of their time.
+
+    In `tests/serving/test_serve.py` they are spawned, as for users.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, "shardwright.planner.on_ranks.stock"])
+    of_ranks = SimpleNamespace(get_context=lambda how: context)
+    monkeypatch.setattr(launch, "multiprocessing", of_ranks)
 
 
 def test_torch_runs_what_is_written_for_it() -> None:

@@ -107,7 +107,7 @@ class Layers(nn.Module):
         return x
 
 
-KINDS = [Attention, Windowed, Documents, Alibi, WindowByHead, Capped, Grouped, Layers]
+KINDS = [long(Attention), Windowed, Documents, Alibi, WindowByHead, Capped, Grouped, Layers]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -92,13 +92,14 @@ def test_over_memory_in_training_blocks_are_computed_again() -> None:
     training: dict[str, Any] = {"phase": "train", "batch": 4, "seq": 64}
     model = zoo.build("llama")[1]
     asked = replace(ASKED, objective="time", memory=10)
-    told, plan = story(task_of(model, **training), asked)
+    task = task_of(model, **training)
+    told, plan = story(task, asked)
     again = [SOLVE, AGAIN, SOLVE]
     assert plan is None and [t.what for t in told] == [*again, ALONG, *again]
     told, _ = story(task_of(model, recompute=False, **training), asked)
     assert [t.what for t in told] == [SOLVE, ALONG, SOLVE]
     least = told[0].figures["least"]
-    told, plan = story(task_of(model, **training), replace(asked, memory=least - 1))
+    told, plan = story(task, replace(asked, memory=least - 1))
     assert plan is not None and plan.workload.recomputed
     assert [t.what for t in told] == [SOLVE, AGAIN, SOLVE, FEWER, TRY]
 

@@ -107,7 +107,7 @@ def profile(folder: Path, out_of_host: int, memory: int) -> str:
 @pytest.mark.parametrize(
     ("phase", "seq", "out_of_host", "memory"),
     [
-        ("train", 512, 10**8, 10**9),
+        long("train", 512, 10**8, 10**9),
         ("train", 8, 10**10, 350_000),  # some fit
         long("train", 512, 10**10, 10**4),  # nothing fits
         ("prefill", 512, 10**10, 10**9),

@@ -16,28 +16,29 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.recomputation import recompute_blocks
 from tests import planning
+from tests.marks import long
 from tests.ranks import run_ranks
 
 TRAINING: dict[str, Any] = {"phase": "train", "batch": 4, "seq": 64}
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 256,
 }
 
 
-def llama() -> Any:
+def llama(layers: int = 3) -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).double()
+    config = LlamaConfig(**{**SIZES, "num_hidden_layers": layers})
+    return AutoModelForCausalLM.from_config(config).double()
 
 
 def mixture() -> Any:
     torch.manual_seed(0)
-    fewer: dict[str, Any] = {**SIZES, "num_hidden_layers": 3}
-    config = MixtralConfig(**fewer, num_local_experts=4)
+    config = MixtralConfig(**SIZES, num_local_experts=4)
     model = AutoModelForCausalLM.from_config(config).double()
     model.set_experts_implementation("eager")
     return model
@@ -67,7 +68,7 @@ def assert_gradients(model: Any, how: dict[str, Any], near: float) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("mesh", [{"ep": 2, "tp": 1}, {"ep": 2, "tp": 2}])
+@pytest.mark.parametrize("mesh", [long({"ep": 2, "tp": 1}), {"ep": 2, "tp": 2}])
 def test_with_experts_that_are_spread(mesh: dict[str, int]) -> None:
     assert_gradients(mixture().train(), {"mesh": mesh, "recompute": True}, 1e-6)
 
@@ -78,8 +79,14 @@ def test_with_shards_of_sequences(how: dict[str, Any]) -> None:
     assert_gradients(llama().train(), {"mesh": mesh, "recompute": True, **how}, 1e-9)
 
 
-@pytest.mark.parametrize(("make", "near"), [(llama, 1e-9), (mixture, 1e-6)])  # float32 router
-@pytest.mark.parametrize("how", [True, {"model.layers": 2}])
+SOME = {"model.layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "near", "how"),
+    [(llama, 1e-9, SOME), (mixture, 1e-6, True)]  # float32 router
+    + [long(llama, 1e-9, True), long(mixture, 1e-6, SOME)],
+)
 def test_gradients_and_collectives(make: Any, near: float, how: Any) -> None:
     model = make().train()
     plan = assert_gradients(model, {"mesh": {"tp": 2}, "recompute": how}, near)
@@ -102,9 +109,17 @@ def counts(model: Any, mesh: dict[str, int], shares: Sequence[float]) -> list[in
     return [plan.workload.recomputed.get("model.layers", 0) for plan in plans]
 
 
-def test_as_many_blocks_as_needed() -> None:
-    none, few, more, every = counts(llama(), {"tp": 2}, (1.0, 0.8, 0.4, 0.0))
-    assert none == 0 < few < more < every == 6
+@pytest.mark.parametrize(
+    ("layers", "shares"), [(3, (1.0, 0.5, 0.0)), long(6, (1.0, 0.8, 0.4, 0.0))]
+)
+def test_as_many_blocks_as_needed(layers: int, shares: Sequence[float]) -> None:
+    found = counts(llama(layers), {"tp": 2}, shares)
+    assert found == sorted({*found})
+    assert (found[0], found[-1]) == (0, layers)
+
+
+@pytest.mark.long
+def test_as_many_blocks_as_needed_around_spread_experts() -> None:
     assert counts(mixture(), {"ep": 2, "tp": 1}, (0.6,)) in ([1], [2])
 
 
@@ -112,4 +127,4 @@ def test_a_list_that_there_is_not() -> None:
     with pytest.raises(UsageError, match="'model.layer' is no list of so many blocks"):
         planning.plan(llama(), 2, recompute={"model.layer": 2}, **TRAINING)
     with pytest.raises(PlanError, match="'model.layers' has 6 blocks that can be .*, not 7"):
-        recompute_blocks(llama(), {"model.layers": 7})
+        recompute_blocks(llama(6), {"model.layers": 7})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ def ended() -> SearchState:
 
 @pytest.fixture(scope="module")
 def others(ended: SearchState) -> list[SearchState]:
-    return [*tuning.other_searches(ended, ())]
+    return [*islice(tuning.other_searches(ended, ()), 4)]
 
 
 def test_other_plans_are_unlike_and_as_good_as_their_price(
     ended: SearchState, others: list[SearchState]
 ) -> None:
     plans = [ended.plan, *(other.plan for other in others)]
-    assert len(plans) > 4
+    assert len(plans) == 5
     for n, plan in enumerate(plans):
         assert all(plan.modules != other.modules for other in plans[:n])
         assert plan.predicted.time_ns >= ended.plan.predicted.time_ns or plan.pins

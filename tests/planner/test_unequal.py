@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_as_many_shares_as_ranks() -> None:
         Plan.from_json(text)
 
 
+@cache
 def planned(**how: Any) -> Plan:
     ranks = len(how.get("speeds") or how["memory"])
     return planning.plan(CONFIG, tp=ranks, seq=256, **how)
@@ -99,7 +101,7 @@ def test_equal_parts_where_they_fit() -> None:
 
 
 def test_parts_by_what_is_left_of_memory() -> None:
-    limits = [300_000_000, 150_000_000, 150_000_000]
+    limits = (300_000_000, 150_000_000, 150_000_000)
     plan = planned(memory=limits)
     held = plan.predicted.memory_by_rank
     assert all(have <= limit for have, limit in zip(held, limits, strict=True))
@@ -113,7 +115,7 @@ def test_parts_by_what_is_left_of_memory() -> None:
 
 def test_what_fits_in_no_way() -> None:
     with pytest.raises(InfeasibleError, match="no plan fits ranks that may hold 190.7 MiB, 95.4"):
-        planned(memory=[200_000_000, 100_000_000, 100_000_000])
+        planned(memory=(200_000_000, 100_000_000, 100_000_000))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
+from tests.marks import long
 from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 50, (4, 7), generator=torch.Generator().manual_seed(1))
@@ -125,9 +126,9 @@ def small_llama() -> Any:
     return LlamaForCausalLM(config).double().train()
 
 
-def ten_steps(model: Any, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+def trained(model: Any, rows: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
-    for _ in range(10):
+    for _ in range(steps):
         model(rows, labels=rows).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -142,20 +143,28 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("sizes", [SIZES, {"dp": 2, "cp": 2, "tp": 2}])
-def test_parameters_are_shared_out_as_the_plan_says(sizes: dict[str, int]) -> None:
-    """Ten steps, with blocks that are computed again, are those of one process."""
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [
+        (SIZES, 3),
+        ({"dp": 2, "cp": 2, "tp": 2}, 2),
+        long(SIZES, 10),
+        long({"dp": 2, "cp": 2, "tp": 2}, 10),
+    ],
+)
+def test_parameters_are_shared_out_as_the_plan_says(sizes: dict[str, int], steps: int) -> None:
+    """Steps, with blocks that are computed again, are those of one process."""
     base, ids = small_llama(), IDS[:, :6]
     how: Any = {"phase": "train", "batch": 4, "seq": 6, "recompute": {"model.layers": 2}}
     plan = planning.plan(copy.deepcopy(base), mesh=sizes, dp="fsdp", **how)
     plan = plan.model_copy(update={"fsdp": SOME}).sealed()
-    want = ten_steps(copy.deepcopy(base), ids)
+    want = trained(copy.deepcopy(base), ids, steps)
 
     def work(mesh: Mesh) -> set[str]:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)
         given = dict(split.named_parameters())
         shardwright.fully_shard(split, plan)
-        parameters = ten_steps(split, ids.chunk(2)[mesh["dp"].rank])
+        parameters = trained(split, ids.chunk(2)[mesh["dp"].rank], steps)
         for name, value in shardwright.full_tensors(split, parameters).items():
             torch.testing.assert_close(value, want[name].detach(), rtol=0, atol=1e-7)
         return {n for n, p in parameters.items() if p.device_mesh != given[n].device_mesh}

@@ -1,4 +1,4 @@
-"""Optimizers of torch on a split model: ten steps with clipping are those of the unsplit model."""
+"""Optimizers of torch on a split model: steps with clipping are those of the unsplit model."""
 # pyright: reportAttributeAccessIssue=false
 
 import copy
@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import shardwright
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
+from tests.marks import long
 from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -34,7 +35,7 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
 }
 
 
-def train(model: Any, make: Callable[..., optim.Optimizer], steps: int = 10) -> None:
+def train(model: Any, make: Callable[..., optim.Optimizer], steps: int) -> None:
     matrices = make is OPTIMIZERS["Muon"]
     optimizer = make([p for p in model.parameters() if p.dim() == 2 or not matrices])
     for _ in range(steps):
@@ -51,20 +52,21 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(config).double().eval()
 
 
-def test_ten_steps_are_those_of_the_unsplit_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [3, long(10)])
+def test_steps_are_those_of_the_unsplit_model(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Muon rounds to bfloat16 on its way, where sums in another order differ by 1e-3.
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self)
     base = gpt2()
     plan = planning.plan(copy.deepcopy(base), tp=2)
     want = {}
     for name, make in OPTIMIZERS.items():
-        train(whole := copy.deepcopy(base), make)
+        train(whole := copy.deepcopy(base), make, steps)
         want[name] = {n: p.detach() for n, p in whole.named_parameters()}
 
     def work(mesh: Mesh) -> None:
         for name, make in OPTIMIZERS.items():
             split = shardwright.apply(copy.deepcopy(base), plan, mesh)
-            train(split, make)
+            train(split, make, steps)
             got = shardwright.full_tensors(split, dict(split.named_parameters()))
             for n, p in want[name].items():
                 torch.testing.assert_close(
