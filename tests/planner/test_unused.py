@@ -171,7 +171,7 @@ def test_a_merger_without_a_config_is_split_and_right() -> None:
 def test_a_merger_of_layers_alone_is_split_and_right() -> None:
     """No code of the model is around its ops in a call by itself, and they are compared."""
     torch.manual_seed(3)
-    model = Merged()
+    model: Any = Merged()
     model.merger = nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.Linear(64 * WIDTH, WIDTH))
     plan = plans(model.double().eval())
     assert is_split(plan, "merger.0.weight") and is_split(plan, "merger.1.weight")
