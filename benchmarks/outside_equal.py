@@ -1,13 +1,16 @@
-"""Compares a small split model with the unsharded one, planned from its config without inputs.
+"""Compares a small split model with the unsharded one, planned from its directory without inputs.
 
-Of an architecture outside text, the first small config is taken whose model runs on the CPU. All
-floating outputs and all gradients are compared, on ranks that are threads.
+Of an architecture outside text, the first small config is taken whose model runs on the CPU. It is
+saved, planned from what was saved, and each rank reads its part of the weights. All floating
+outputs and all gradients are compared, on ranks that are threads.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +22,15 @@ from benchmarks.outside_sizes import configs, parts
 from benchmarks.zoo import Row
 from benchmarks.zoo_case import CASTS, EXACT, SINGLE, Casts
 from shardwright.errors import ShardwrightError
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import random_model
 from shardwright.planner.trace.model.source import from_config
 from shardwright.planner.trace.runs.example_calls import example_call
-from shardwright.runtime.api import apply
+from shardwright.runtime.api import split_and_read
+from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.build import building, empty_model
+from shardwright.runtime.model.config import read_config
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.planner.equal import weigh
@@ -43,10 +50,10 @@ def compared(kind: str, cls: str, tp: int) -> Row:
         return {"verdict": "no small model", "why": found}
     config, model, given, want, tolerance = found
     size = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
-    dtype = next(p.dtype for p in model.parameters())
     try:
-        plan = planning.proven(config, tp, dtype=str(dtype).removeprefix("torch."))
-        ranks = run_ranks(tp, lambda mesh: _split(model, plan, mesh, given))
+        with tempfile.TemporaryDirectory() as folder:
+            plan, load = _from(folder, config, model, tp)
+            ranks = run_ranks(tp, lambda mesh: _split(load(mesh), given))
     except ShardwrightError as error:
         return size | {"verdict": "refused", "why": repr(error)[:300]}
     except Exception as error:
@@ -156,8 +163,31 @@ def _plain(output: Any) -> Any:
     return dict(output) if hasattr(output, "to_tuple") else output
 
 
-def _split(model: nn.Module, plan: Any, mesh: Mesh, given: dict[str, Any]) -> Outcome:
-    local = apply(copy.deepcopy(model), plan, mesh)
+def _from(
+    folder: str, config: Any, model: nn.Module, tp: int
+) -> tuple[Plan, Callable[[Mesh], nn.Module]]:
+    """Save a model; return the plan for what was saved, and what loads a rank's part of it."""
+    model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+    checkpoint = Checkpoint.open(folder)
+
+    def read() -> Any:
+        saved = read_config(folder)
+        saved._experts_implementation = config._experts_implementation  # no config.json has it
+        return saved
+
+    plan = planning.proven(read(), tp, dtype=checkpoint.dtype)
+
+    def load(mesh: Mesh) -> nn.Module:
+        with building(read()) as cls:
+            local = empty_model(cls._from_config, read(), dtype=checkpoint.dtype).eval()
+        how = {"dtype": None, "allow_surplus": False, "progress": False, "keep": True}
+        split_and_read(local, plan, mesh, checkpoint, torch.device("cpu"), **how)
+        return local
+
+    return plan, load
+
+
+def _split(local: nn.Module, given: dict[str, Any]) -> Outcome:
     outputs, grads = _step(local, given)
     return outputs, full_tensors(local, grads)
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from shardwright.planner.contract.names import block_number, grouped, is_within
+from shardwright.planner.graph.buffer_values import number_of
 
 PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
 """Types of attributes that are compared by value."""
@@ -263,7 +264,9 @@ def _description(
                     continue
                 held = owners[id(tensor)]
                 shared = id(tensor) if len(held) > 1 and _beyond(held, name) else None
-                out[path, key] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, shared)
+                number = None if (value := number_of(tensor)) is None else value.item()
+                shape = tuple(tensor.shape)
+                out[path, key] = (shape, tensor.dtype, tensor.requires_grad, shared, number)
         for key, value in module.__dict__.items():
             if key[:1] != "_":
                 out[path, key] = _plain(value)

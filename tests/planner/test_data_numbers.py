@@ -316,3 +316,38 @@ def test_values_of_floats_answer_branches_last() -> None:
         for got, grads in run_ranks(2, rank):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
             torch.testing.assert_close(grads, wanted, rtol=0, atol=1e-9)
+
+
+class ByGrid(nn.Module):
+    """Adds rows of a table to patches, as many for each image as its grid says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.table = nn.Linear(8, 32), nn.Linear(32, 8), nn.Embedding(16, 8)
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        grid = grid[:, [1, 0]]
+        rows = torch.repeat_interleave(grid[:, 0], grid[:, 1])
+        return self.down(self.up(x + self.table(rows)).relu())
+
+
+class OfGrids(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = ByGrid(), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.embed(x, grid))
+
+
+def test_columns_that_a_list_names_have_known_values() -> None:
+    """Without these the rows cannot be counted, and what counts them is left whole."""
+    module, grid = OfGrids().double(), torch.tensor([[3, 2], [5, 1], [4, 2]])
+
+    def patches(batch: int, sequence: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(int(grid[:, 0].sum()), 8, dtype=torch.float64), grid
+
+    found = planned(module, patches, 2)
+    assert not found.opaque
+    assert found.predicted.parameter_bytes[0] < 0.6 * found.predicted.unsharded_bytes
+    assert_equal(module, patches, found)

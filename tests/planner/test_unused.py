@@ -168,6 +168,16 @@ def test_a_merger_without_a_config_is_split_and_right() -> None:
     right_with_images(model, plan)
 
 
+def test_a_merger_of_layers_alone_is_split_and_right() -> None:
+    """No code of the model is around its ops in a call by itself, and they are compared."""
+    torch.manual_seed(3)
+    model: Any = Merged()
+    model.merger = nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.Linear(64 * WIDTH, WIDTH))
+    plan = plans(model.double().eval())
+    assert is_split(plan, "merger.0.weight") and is_split(plan, "merger.1.weight")
+    right_with_images(model, plan)
+
+
 def test_modules_beside_a_call_with_more_than_text_stay_whole() -> None:
     """The code of the model may put what they give together with shards."""
     model = Merged().double().eval()

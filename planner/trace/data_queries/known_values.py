@@ -70,7 +70,8 @@ class KnownValues:
         all_known = func in LIFTED or all(t in self for t in given)
         known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
         fixed = not known or (bool(given) and not any(t in self._varying for t in given))
-        fixed = fixed and not (func in LIFTED and OF_SIZES.get() is not None)
+        sizes = OF_SIZES.get()
+        fixed = fixed and not (sizes or (func in LIFTED and sizes is not None))
         try:
             out = fake()
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -115,6 +116,11 @@ class KnownValues:
         self._ids.add(id(tensor))
         if not fixed:
             self._varying[tensor] = True
+
+    def keep_number(self, buffer: Tensor, value: Tensor) -> None:
+        """Note the value of a buffer that is one number: code may write to the buffer."""
+        with on_data():
+            self.keep(buffer, value.clone())
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return the value of `tensor`; None if it is not known."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardwright.planner.graph.buffer_values import value_of
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 
 MOST, MOST_FLOATS = 1 << 14, 1 << 24
@@ -38,11 +39,6 @@ def remembered(value: Any, meta: torch.Tensor, floats: bool = False) -> torch.Te
     meta = torch.empty_like(meta)
     meta.shardwright_value = value.detach().cpu().clone()  # type: ignore[attr-defined]
     return meta
-
-
-def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the value attached to a tensor, or None."""
-    return getattr(tensor, "shardwright_value", None)
 
 
 def pairs(given: Any, made: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

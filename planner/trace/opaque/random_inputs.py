@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from shardwright.errors import in_one_line
+from shardwright.planner.graph.buffer_values import value_of
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import FailsOnMadeUpData, NeedsData
 from shardwright.planner.trace.data_queries.known_values import on_data
-from shardwright.planner.trace.model.input_values import value_of
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Change, Objects, Place, Watched
 from shardwright.planner.trace.state.attribute_contents import KeptContents

@@ -15,7 +15,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.names import MASKS
+from shardwright.planner.contract.names import MASKS, is_within
+from shardwright.planner.graph.buffer_values import number_of
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner
@@ -60,7 +61,8 @@ def record(
     # In inference mode composite ops are dispatched in one piece, so LEAVES can be kept.
     # (Parameters still require gradients: `matmul` checks that.)
     with torch.inference_mode(), recorder, exporting(exported):
-        return _Recording(top, opaque.made(runs), entered, recorder, numbers).run(opaque)
+        made = _Recording(top, opaque.made(runs), entered, recorder, numbers, opaque)
+        return made.run(opaque)
 
 
 class _Recording:
@@ -73,6 +75,7 @@ class _Recording:
         entered: CallStack,
         recorder: Recorder,
         numbers: KeptNumbers,
+        opaque: Opaque,
     ) -> None:
         self.module, self.runs, self.entered, self.recorder = top.root, runs, entered, recorder
         self.functional = Functional(entered)
@@ -82,6 +85,17 @@ class _Recording:
         recorder.calls.clear()
         for tensor, value in pairs(arguments, self.given):
             recorder.known.keep(tensor, value, fixed=False)
+        self.numbered = {
+            name: value
+            for name, buffer in _state(self.module)
+            if name not in numbers.written
+            and not any(is_within(name, other) for other in opaque.alike)
+            and (value := number_of(buffer)) is not None
+        }
+        """Buffers that are numbers, with their values: none that a run writes."""
+        for name, value in self.numbered.items():
+            recorder.known.keep_number(self.stored[name], value)
+        self.numbers = numbers
         self.states = States(self.module, self.functional.aliases)
         keeps = any(run.again for run in runs)
         self.kept = KeptState(self.module, entered, numbers, keeps, lambda: len(recorder.calls))
@@ -178,7 +192,8 @@ class _Recording:
         out.resumed = [*self.states.pairs, *self.kept.pairs()]
         self.kept.check()
         out.left, out.kept = bool(self.kept.left), bool(self.kept.read)
-        replaced = (n for n, x in self.state.items() if within[f"root.{n}"] is not x)
+        replaced = {n for n, x in self.state.items() if within[f"root.{n}"] is not x}
+        self.numbers.are_written(self.numbered.keys() & (replaced | out.written.keys()))
         out.stateful = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}
         out.stateful |= self.entered.changing[any(run.training for run in self.runs)]
 

@@ -8,7 +8,7 @@ like this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -58,11 +58,13 @@ class KeptNumbers:
     Attributes:
         places: The attributes with these numbers.
         sign: How they are hidden in this trace (see `opaque_ints.py`); 0 if they are not hidden.
+        written: Buffers of one number that runs write: no value of theirs is taken as known.
     """
 
     def __init__(self) -> None:
         self.places: set[Place] = set()
         self.sign = 0
+        self.written: set[str] = set()
         self._ops: list[Any] | None = None
 
     def are_in(self, places: set[Place]) -> None:
@@ -74,6 +76,16 @@ class KeptNumbers:
         if not places <= self.places:
             self.places |= places
             self.sign, self._ops = -1, None
+            raise Retrace
+
+    def are_written(self, names: Set[str]) -> None:
+        """Add buffers that a run wrote.
+
+        Raises:
+            Retrace: there are any: their values must not be known in another trace.
+        """
+        if names:
+            self.written |= names
             raise Retrace
 
     def made(self, ops: list[Any]) -> bool:

@@ -54,7 +54,10 @@ class Call(NamedTuple):
 Calls = dict[str, list[Call]]
 """Module -> the calls of its own code, in order."""
 
-HAND_ON = ("forward", "wrapper", "__torch_function__", "compute", "call_with_originals")
+HAND_ON = (
+    "forward", "wrapper", "__torch_function__", "compute", "call_with_originals", "call_directly",
+    "run_with_full_tensors",
+)  # fmt: skip
 """Functions of the runtime that wrap and call other functions."""
 
 RUNS = "runs"

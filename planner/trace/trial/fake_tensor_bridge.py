@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
+from shardwright.planner.graph.buffer_values import number_of
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.argument_trees import tree_map
 from shardwright.planner.trace.model.input_values import pairs
@@ -94,6 +95,8 @@ def _on_fake(module: nn.Module, fake: OnMeta) -> None:
                     if tensor is not None and type(tensor) in (torch.Tensor, nn.Parameter):
                         if id(tensor) not in made:
                             made[id(tensor)] = _fake(tensor, fake)
+                            if (value := number_of(tensor)) is not None:
+                                fake.known.keep_number(made[id(tensor)], value)
                         store[name] = made[id(tensor)]
 
 
