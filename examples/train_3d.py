@@ -3,9 +3,10 @@
     DP_SIZE=2 TP_SIZE=2 torchrun --nproc-per-node 4 examples/train_3d.py DIRECTORY [--resume]
 
 All that comes after `shardwright.load` is torch's own. CP_SIZE ranks share each sequence: all of
-them are given it whole. EP_SIZE copies share out the experts of a mixture in DIRECTORY/start, and the
-model averages the gradients itself, without FSDP2. With --resume it goes on from the last checkpoint
-in DIRECTORY, which may be one of other sizes. STEPS is the step to train to. No network, no GPU.
+them are given it whole. EP_SIZE copies share out the experts of a mixture in DIRECTORY/start: then
+the model averages the gradients itself, without FSDP2. With --resume it goes on from the last
+checkpoint in DIRECTORY, which may be one of other sizes. STEPS is the step to train to. No network,
+no GPU.
 """
 
 from __future__ import annotations
