@@ -52,9 +52,9 @@ def rank(costs: CostVector, price: int) -> CostVector:
     return primary(costs, price), costs[ACTIONS], costs[TIE]
 
 
-@pytest.mark.parametrize("solve", SOLVERS)
-@pytest.mark.parametrize("component", [BYTES, TIME, BACKWARD])
 @pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("component", [BYTES, TIME, BACKWARD])
+@pytest.mark.parametrize("solve", SOLVERS)
 def test_each_component_alone(name: str, component: int, solve) -> None:
     """The proven least of bytes and of each time is that of trying everything."""
     problem = toy(name).small.problem
