@@ -74,7 +74,7 @@ def run_forked(
         agent: A store such as torchrun's agent keeps; by default rank 0 keeps the store.
         doomed: A rank that does not end by itself; it is killed when the others have ended.
     """
-    context = _server(fn.__module__)
+    context = fork_server(fn.__module__)
     port = free_port() if agent is None else agent.port
     processes, begun = [], time.monotonic()
     for rank in range(ranks):
@@ -98,7 +98,7 @@ def run_forked(
 
 
 @cache
-def _server(module: str) -> ForkServerContext:
+def fork_server(module: str) -> ForkServerContext:
     """Return the server that forks, once it is ready: its imports take long on a busy machine."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, module])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+import shardwright
 from benchmarks.compare import differences
 from benchmarks.outside_sizes import configs, parts
 from benchmarks.zoo import Row
@@ -26,10 +27,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import random_model
 from shardwright.planner.trace.model.source import from_config
 from shardwright.planner.trace.runs.example_calls import example_call
-from shardwright.runtime.api import split_and_read
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.model.build import building, empty_model
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
@@ -168,21 +167,13 @@ def _from(
 ) -> tuple[Plan, Callable[[Mesh], nn.Module]]:
     """Save a model; return the plan for what was saved, and what loads a rank's part of it."""
     model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
-    checkpoint = Checkpoint.open(folder)
-
-    def read() -> Any:
-        saved = read_config(folder)
-        saved._experts_implementation = config._experts_implementation  # no config.json has it
-        return saved
-
-    plan = planning.proven(read(), tp, dtype=checkpoint.dtype)
+    saved, chosen = read_config(folder), config._experts_implementation
+    saved._experts_implementation = chosen  # no config.json has it
+    plan = planning.proven(saved, tp, dtype=Checkpoint.open(folder).dtype)
+    how = {"experts_implementation": chosen} if chosen else {}
 
     def load(mesh: Mesh) -> nn.Module:
-        with building(read()) as cls:
-            local = empty_model(cls._from_config, read(), dtype=checkpoint.dtype).eval()
-        how = {"dtype": None, "allow_surplus": False, "progress": False, "keep": True}
-        split_and_read(local, plan, mesh, checkpoint, torch.device("cpu"), **how)
-        return local
+        return shardwright.load(folder, plan, mesh=mesh.device_mesh, device="cpu", **how)
 
     return plan, load
 

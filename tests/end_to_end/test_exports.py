@@ -1,7 +1,6 @@
 """What is exported, run by torch and by transformers on two real ranks."""
 
 import json
-import multiprocessing
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardwright
-from benchmarks.forked import PRELOADED
+from benchmarks.forked import fork_server
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.on_ranks import launch
 from shardwright.planner.on_ranks.stock import Table, try_out
@@ -26,8 +25,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     In `tests/serving/test_serve.py` they are spawned, as for users.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "shardwright.planner.on_ranks.stock"])
+    context = fork_server("shardwright.planner.on_ranks.stock")
     of_ranks = SimpleNamespace(get_context=lambda how: context)
     monkeypatch.setattr(launch, "multiprocessing", of_ranks)
 
