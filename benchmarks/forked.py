@@ -6,6 +6,7 @@ a raw exception, by a signal, or not at all.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -127,6 +128,7 @@ def _main(
     stem: Path, environ: dict[str, str], fn: Callable[..., None], args: Sequence[Any]
 ) -> None:
     """Run a fork."""
+    gc.freeze()  # what was imported: each full collection would go through all of it
     log = os.open(stem.with_suffix(".log"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
