@@ -68,13 +68,13 @@ def jobs(tp: int) -> list[tuple[str, str]]:
     return out + [(SEQUENCE, name) for name in SEQUENCES if tp in (2, 4)]
 
 
-def llama(heads: int, keys: int, vocabulary: int = 131) -> nn.Module:
+def llama(heads: int, keys: int, vocabulary: int = 131, layers: int = 2) -> nn.Module:
     """Build a tiny float64 llama with weights that show a mistake in the logits."""
     config = LlamaConfig(
         hidden_size=WIDTH * heads,
         head_dim=WIDTH,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=keys,
         vocab_size=vocabulary,

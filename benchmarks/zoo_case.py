@@ -31,12 +31,15 @@ FIGURES = {"logits": "LOGITS", "padded": "PADDED", "gradients": "GRADS", "decode
 """Differences in a row -> their name in a table."""
 
 
-def build(kind: str, name: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Build a seeded tiny model, with torch's attention if possible, and experts for `dtype`."""
+def build(kind: str, name: str, dtype: torch.dtype, **changes: Any) -> tuple[Any, Any]:
+    """Build a seeded tiny model, with torch's attention if possible, and experts for `dtype`.
+
+    `changes` are keys of its config.
+    """
     try:
-        config, built = zoo.build(name, kind=kind, attn="sdpa")
+        config, built = zoo.build(name, kind=kind, attn="sdpa", **changes)
     except ValueError:
-        config, built = zoo.build(name, kind=kind, attn=None)
+        config, built = zoo.build(name, kind=kind, attn=None, **changes)
     model: Any = built.to(dtype)
     if dtype == torch.float64 and "grouped_mm" in model.get_experts_implementation().values():
         model.set_experts_implementation("batched_mm")  # torch's grouped mm has no float64

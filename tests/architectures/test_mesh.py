@@ -44,7 +44,7 @@ def gradients(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | N
 )
 def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int) -> None:
     """Twice in a row, since they accumulate; logits are those of a copy's own sequences."""
-    model = llama(8, keys)
+    model = llama(8, keys, layers=1)
     plan = planning.plan(model, mesh=mesh, phase="train", batch=4)
     assert (plan.mesh, plan.batch_dims, plan.workload.replicas) == (mesh, ["dp"], mesh["dp"])
     logits = model(IDS).logits.detach()
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int)
 
 def test_the_batch_is_shared_and_its_gradients_priced() -> None:
     """A copy runs its share of the batch, and averages the gradient of each parameter."""
-    model, pins = llama(8, 2), {"lm_head.weight": "shard:0"}
+    model, pins = llama(8, 2, layers=1), {"lm_head.weight": "shard:0"}
     alone = planning.plan(model, 4, batch=2, phase="train", pins=pins)
     shared = planning.plan(model, mesh={"dp": 2, "tp": 4}, batch=4, phase="train", pins=pins)
     assert shared.modules == alone.modules
@@ -139,12 +139,13 @@ def test_a_mesh_that_cannot_be_meant() -> None:
     ]:
         with pytest.raises(UsageError, match=why):
             parse_mesh(text)
+    model, args = Mlp(), (torch.randn(3, 19, WIDTH),)
     with pytest.raises(UsageError, match="either tp"):
-        planning.plan(llama(8, 4), 2, mesh={"tp": 2})
+        planning.plan(model, 2, mesh={"tp": 2}, args=args)
     with pytest.raises(UsageError, match="cannot be shared by 4 copies"):
-        planning.plan(llama(8, 4), mesh={"dp": 4, "tp": 2}, batch=2)
+        planning.plan(model, mesh={"dp": 4, "tp": 2}, batch=2, args=args)
     with pytest.raises(UsageError, match="copies to share out a model over"):
-        planning.plan(llama(8, 4), mesh={"tp": 2}, dp="fsdp")
-    plan = planning.plan(llama(8, 4), mesh={"dp": 2, "tp": 2})
+        planning.plan(model, mesh={"tp": 2}, dp="fsdp", args=args)
+    plan = planning.plan(model, mesh={"dp": 2, "tp": 2}, args=args)
     with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):
-        shardwright.apply(llama(8, 4), plan, Mesh.shape_only({"tp": (0, 2)}))
+        shardwright.apply(model, plan, Mesh.shape_only({"tp": (0, 2)}))

@@ -59,6 +59,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the config of a model of one layer, which takes less time to plan."""
+    directory = tmp_path_factory.mktemp("models") / "small"
+    tiny(num_hidden_layers=1).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def planned(model: Path, run: Run) -> tuple[Path, Result]:
     """A plan file for two ranks, and what the command that wrote it printed."""
     path = model.parent / "plan.json"

@@ -73,13 +73,13 @@ CONTENTS = {
     ],
 )
 def test_json_without_bounds(
-    run: Run, model: Path, tmp_path: Path, content: str, where: str, option: str | None, code: int
+    run: Run, small: Path, tmp_path: Path, content: str, where: str, option: str | None, code: int
 ) -> None:
     """In configs, pins, profiles and tables of transformers; plans are in `test_consistency.py`."""
     file, (text, why) = tmp_path / "config.json", CONTENTS[content]
     file.write_text(text)
     words = ["--compare-tp-plan"] if option == "--tp-plan" else []
-    given = [tmp_path] if option is None else [model, option, file, *words]
+    given = [tmp_path] if option is None else [small, option, file, *words]
     line = error_line(run("plan", *given, "--tp", 2), code)
     assert f"{file} is {where}: {why}" in line
 
@@ -101,9 +101,9 @@ def test_json_without_bounds(
         (["--pin", "[=shard:0"], "no parameter or module of the model is named '['"),
     ],
 )
-def test_command_lines(run: Run, model: Path, words: list[str], text: str) -> None:
+def test_command_lines(run: Run, small: Path, words: list[str], text: str) -> None:
     ranks = [] if words[0] in ("--tp", "--mesh") else ["--tp", "2"]
-    result = run("plan", model, *ranks, *words)
+    result = run("plan", small, *ranks, *words)
     assert result.exit_code == 2 and result.stdout == ""
     assert text in usage(result.stderr)
 

@@ -56,7 +56,7 @@ def test_without_torchrun_it_says_how(
     assert not (tmp_path / "profile.json").exists()
 
 
-def test_two_ranks_write_a_profile_that_plan_takes(run: Run, model: Path, tmp_path: Path) -> None:
+def test_two_ranks_write_a_profile_that_plan_takes(run: Run, small: Path, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     torchrun("shardwright", ["calibrate", "--quick", "-o", path])
     profile = device(str(path))
@@ -67,12 +67,12 @@ def test_two_ranks_write_a_profile_that_plan_takes(run: Run, model: Path, tmp_pa
     assert 0 <= profile.host_wait_ns < 10**7
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         assert 0 < profile.collective(kind, 2**18, 2) < 10**10
-    result = run("plan", model, "--tp", 2, "--device", path, "--json")
+    result = run("plan", small, "--tp", 2, "--device", path, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["workload"]["device"] == str(path)
 
 
-def test_two_hosts_have_links_within_and_between(run: Run, model: Path, tmp_path: Path) -> None:
+def test_two_hosts_have_links_within_and_between(run: Run, small: Path, tmp_path: Path) -> None:
     """Two agents of torchrun, with two ranks each, are two hosts."""
     path, port = tmp_path / "profile.json", str(free_port())
 
@@ -85,7 +85,7 @@ def test_two_hosts_have_links_within_and_between(run: Run, model: Path, tmp_path
     found = device(str(path)).hosts
     assert found is not None and found.devices == 2
     assert 0 < found.bytes_per_s < 10**12
-    result = run("plan", model, "--hosts", 2, "--device", path, "--json")
+    result = run("plan", small, "--hosts", 2, "--device", path, "--json")
     assert result.exit_code == 0, result.output
     plan = json.loads(result.stdout)
     assert {frozenset(row["mesh"].values()) for row in plan["meshes"]} == {

@@ -127,10 +127,10 @@ def test_json_is_one_compact_line(run: Run, planned: tuple[Path, Result]) -> Non
     assert Plan.from_json(result.stdout) == Plan.load(planned[0])
 
 
-def test_plan_as_json_and_other_choices(run: Run, model: Path, tmp_path: Path) -> None:
+def test_plan_as_json_and_other_choices(run: Run, small: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "plan.json"
     result = run(
-        "plan", model, "--tp", 2, "--json", "-o", path, "--memory", "1GiB", "--solver",
+        "plan", small, "--tp", 2, "--json", "-o", path, "--memory", "1GiB", "--solver",
         "backtracking", "--batch", 4, "--seq", 128, "--dtype", "bfloat16", "--device", "cpu-gloo",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
@@ -142,16 +142,16 @@ def test_plan_as_json_and_other_choices(run: Run, model: Path, tmp_path: Path) -
     assert result.stdout.count("\n") == 1
 
 
-def test_quiet_prints_the_path_alone(run: Run, model: Path, tmp_path: Path) -> None:
+def test_quiet_prints_the_path_alone(run: Run, small: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    result = run("plan", model, "--tp", 2, "-q", "-o", path)
+    result = run("plan", small, "--tp", 2, "-q", "-o", path)
     assert (result.stdout, result.stderr) == (f"{path}\n", "")
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path], "a temporary file is left"
 
 
-def test_json_and_quiet_exclude_each_other(run: Run, model: Path) -> None:
-    result = run("plan", model, "--tp", 2, "--json", "-q")
+def test_json_and_quiet_exclude_each_other(run: Run, small: Path) -> None:
+    result = run("plan", small, "--tp", 2, "--json", "-q")
     assert result.exit_code == 2
     assert "--json and --quiet exclude each other" in result.stderr
 
@@ -206,9 +206,9 @@ def test_failing_write_leaves_no_file(
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
 
 
-def test_file_that_cannot_be_written(run: Run, model: Path, tmp_path: Path) -> None:
+def test_file_that_cannot_be_written(run: Run, small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = run("plan", model, "--tp", 2, "-o", tmp_path / "file" / "plan.json")
+    result = run("plan", small, "--tp", 2, "-o", tmp_path / "file" / "plan.json")
     assert result.exit_code == 2
     assert result.stderr == (
         f"Error: cannot write {tmp_path}/file/plan.json: "

@@ -38,8 +38,8 @@ class Scaled(nn.Module):
         return self.gain(x) * max(x.flatten().tolist())
 
 
-def test_a_model_that_runs(run: Run, model: Path) -> None:
-    found = json.loads(run("doctor", model, "--tp", 2, "--tp", 4, "--json").stdout)
+def test_a_model_that_runs(run: Run, small: Path) -> None:
+    found = json.loads(run("doctor", small, "--tp", 2, "--tp", 4, "--json").stdout)
     assert found["architecture"] == "LlamaForCausalLM"
     assert [(row["tp"], row["fits"]) for row in found["ranks"]] == [(2, True), (4, True)]
     assert all(row["share"] < 1 / row["tp"] + 0.02 for row in found["ranks"])
@@ -48,8 +48,8 @@ def test_a_model_that_runs(run: Run, model: Path) -> None:
     assert found["versions"].keys() == TESTED.keys()
 
 
-def test_it_is_printed(run: Run, model: Path) -> None:
-    text = run("doctor", model, "--tp", 2).stdout
+def test_it_is_printed(run: Run, small: Path) -> None:
+    text = run("doctor", small, "--tp", 2).stdout
     assert text.startswith("LlamaForCausalLM: ")
     assert "No large parameter stays replicated." in text
     assert "input_ids, use_cache=False" in text
@@ -62,8 +62,8 @@ def test_what_stays_whole_is_named() -> None:
     assert found.ranks[0].share > 0.5
 
 
-def test_an_unknown_device_is_refused(run: Run, model: Path) -> None:
-    result = run("doctor", model, "--tp", 2, "--device", "l5")
+def test_an_unknown_device_is_refused(run: Run, small: Path) -> None:
+    result = run("doctor", small, "--tp", 2, "--device", "l5")
     assert result.exit_code == 2 and "l5" in result.stderr
 
 

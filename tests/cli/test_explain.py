@@ -92,13 +92,13 @@ def test_an_axis_that_is_too_short_is_said_to_be(run: Run, tmp_path: Path) -> No
     ]
 
 
-def test_a_pin_is_the_reason(run: Run, model: Path, tmp_path: Path) -> None:
+def test_a_pin_is_the_reason(run: Run, small: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    run("plan", model, "--tp", 2, "--pin", "model.layers.*.mlp=replicate", "-q", "-o", path)
-    found = words(run("explain", path, "model.layers.*.mlp.up_proj", model))
+    run("plan", small, "--tp", 2, "--pin", "model.layers.*.mlp=replicate", "-q", "-o", path)
+    found = words(run("explain", path, "model.layers.*.mlp.up_proj", small))
     assert "placed replicated" in found
     assert "because a pin asks for it: model.layers.*.mlp=replicate" in found
-    [again] = explained(run, path, "model.layers.0.mlp.up_proj", model)
+    [again] = explained(run, path, "model.layers.0.mlp.up_proj", small)
     assert again["alternatives"][0]["placement"] == "shard:0"
     assert again["alternatives"][0]["bytes"] < 0
 

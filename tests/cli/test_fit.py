@@ -50,8 +50,8 @@ def test_how_many_ranks_would_fit(plan: Plan) -> None:
     assert "use a larger device" in (fit.misfit(none) or "")
 
 
-def test_more_ranks_than_heads(run: Run, model: Path) -> None:
-    result = run("plan", model, "--tp", 8)
+def test_more_ranks_than_heads(run: Run, small: Path) -> None:
+    result = run("plan", small, "--tp", 8)
     assert result.exit_code == 0
     assert "Warning: 8 ranks, and the model has 4 attention heads: " in result.stderr
 
@@ -94,20 +94,20 @@ def test_advice_names_the_option() -> None:
     )
 
 
-def test_a_mesh_is_chosen_for_hosts(run: Run, model: Path, tmp_path: Path) -> None:
+def test_a_mesh_is_chosen_for_hosts(run: Run, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     hosts = ("--hosts", 2, "--gpus-per-host", 2, "--batch", 2, "--phase", "decode")
-    result = run("plan", model, *hosts, "-o", out)
+    result = run("plan", small, *hosts, "-o", out)
     assert result.exit_code == 0
     assert "the plan" in result.stdout and "OF_ONE_USER" in result.stdout
     assert "torchrun --nproc-per-node 2 --nnodes 2" in result.stdout
     plan = Plan.load(out)
     assert [{**choice.mesh} for choice in plan.meshes[:1]] == [plan.mesh]
     assert {choice.mesh["tp"] for choice in plan.meshes} == {2, 4}  # a batch of 2 has no 4 copies
-    assert run("check", out, model).exit_code == 0
+    assert run("check", out, small).exit_code == 0
 
 
-def test_what_no_mesh_can_be_chosen_for(run: Run, model: Path) -> None:
+def test_what_no_mesh_can_be_chosen_for(run: Run, small: Path) -> None:
     for asked, message in (
         (("--ranks", 4, "--tp", 2), "give one of --tp"),
         ((), "give one of --tp"),
@@ -115,5 +115,5 @@ def test_what_no_mesh_can_be_chosen_for(run: Run, model: Path) -> None:
         (("--hosts", 2, "--device", "cpu-gloo"), "give --gpus-per-host"),
         (("--hosts", 2, "--gpus-per-host", 2, "--device", "cpu-gloo"), "no links between hosts"),
     ):
-        result = run("plan", model, *asked)
+        result = run("plan", small, *asked)
         assert result.exit_code == 2 and message in result.stderr, asked

@@ -11,14 +11,14 @@ from tests.cli.conftest import Run
 ROOM = "least time within 2.0 MiB (saving 1 GiB is worth "
 
 
-def test_plan_show_and_explain_say_it_in_a_line(run: Run, model: Path, tmp_path: Path) -> None:
+def test_plan_show_and_explain_say_it_in_a_line(run: Run, small: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    made = run("plan", model, "--tp", 2, "--objective", "time", "--memory", "2MiB", "-o", path)
+    made = run("plan", small, "--tp", 2, "--objective", "time", "--memory", "2MiB", "-o", path)
     assert made.exit_code == 0, made.output
     for text in (made.stdout, run("show", path).stdout):
         assert any(" ".join(line.split()).startswith(f"objective {ROOM}")
                    for line in text.splitlines())  # fmt: skip
-    told = " ".join(run("explain", path, "lm_head", model).stdout.split())
+    told = " ".join(run("explain", path, "lm_head", small).stdout.split())
     assert f"because it is the cheapest: {ROOM}" in told
     found = Plan.load(path).objective
     assert (found.name, found.memory_bytes) == ("time", 2 * 2**20)

@@ -7,8 +7,8 @@ import shardwright
 from tests.cli.conftest import Run
 
 
-def test_both_side_by_side(run: Run, model: Path) -> None:
-    result = run("plan", model, "--tp", 2, "--compare-tp-plan")
+def test_both_side_by_side(run: Run, small: Path) -> None:
+    result = run("plan", small, "--tp", 2, "--compare-tp-plan")
     assert result.exit_code == 0, result.stderr
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "SHARDWRIGHT TP_PLAN (9 rules)" in words
@@ -33,8 +33,8 @@ def test_a_plan_from_a_file_and_what_it_replicates(run: Run, model: Path, tmp_pa
     assert shardwright.Plan.load(out).pins == want
 
 
-def test_as_json(run: Run, model: Path) -> None:
-    result = run("plan", model, "--tp", 4, "--compare-tp-plan", "--json")
+def test_as_json(run: Run, small: Path) -> None:
+    result = run("plan", small, "--tp", 4, "--compare-tp-plan", "--json")
     found = json.loads(result.stdout)
     assert result.stdout.count("\n") == 1
     assert shardwright.Plan.from_json(json.dumps(found["plan"])).mesh == {"tp": 4}
@@ -43,8 +43,8 @@ def test_as_json(run: Run, model: Path) -> None:
     assert "cannot be split by style 'colwise'" in hand["problem"]
 
 
-def test_options_that_need_each_other(run: Run, model: Path) -> None:
-    result = run("plan", model, "--tp", 2, "--tp-plan", "x.json")
+def test_options_that_need_each_other(run: Run, small: Path) -> None:
+    result = run("plan", small, "--tp", 2, "--tp-plan", "x.json")
     assert result.exit_code == 2
     assert "--tp-plan needs --compare-tp-plan or --pins-from-tp-plan" in result.stderr
-    assert run("plan", model, "--tp", 2, "-q", "--compare-tp-plan").exit_code == 2
+    assert run("plan", small, "--tp", 2, "-q", "--compare-tp-plan").exit_code == 2

@@ -68,11 +68,11 @@ def test_transformers_sends_tokens_to_experts_as_in_its_own_table() -> None:
 def test_experts_that_transformers_cannot_spread() -> None:
     """They are told counts, or ranks have other numbers of them; other formats have none."""
     model: Any
-    _, model = zoo.build("jetmoe")
+    _, model = zoo.build("jetmoe", num_hidden_layers=1)
     plan = planning.plan(model, mesh={"ep": 2, "tp": 1})
     with pytest.raises(PlanError, match="input_linear' takes inputs, expert_size: use shardwright"):
         shardwright.export(plan, "transformers", model=model)
-    _, model = zoo.build("qwen3_moe")
+    _, model = zoo.build("qwen3_moe", num_hidden_layers=1)
     plan = planning.plan(model, mesh={"ep": 3, "tp": 1})
     with pytest.raises(PlanError, match="experts' has 4 for 3: use shardwright.load"):
         shardwright.export(plan, "transformers", model=model)

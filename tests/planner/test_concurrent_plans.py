@@ -24,7 +24,7 @@ from tests.planner.test_data_numbers import Branches
 from tests.planner.test_opaque import Block, Model
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "dense": lambda: zoo.build("llama")[1],
+    "dense": lambda: zoo.build("llama", num_hidden_layers=1)[1],
     "experts": lambda: zoo.build("mixtral")[1],
     "sizes of attributes": Attention,
     "numbers of attributes": DividedByHeads,

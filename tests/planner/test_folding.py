@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomForCausalLM", {**OLD, "n_layer": LAYERS, "hidden_size": 32, "n_head": 4}),
     # the lengths in a stack of convolutions differ: it is traced in full
     "hubert": ("HubertModel", {
-        **OLD, "num_hidden_layers": LAYERS, "hidden_size": 32, "num_attention_heads": 4,
+        **OLD, "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4,
         "intermediate_size": 64, "conv_dim": [8] * 5, "conv_kernel": [10, 3, 3, 3, 3],
         "conv_stride": [5, 2, 2, 2, 2], "num_feat_extract_layers": 5, "layerdrop": 0.0,
         "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,

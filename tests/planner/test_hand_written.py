@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.hand_written.price import HandWritten, price
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import pins, read, split_dim, style_of, table_of
+from shardwright.planner.search.task import Task
 from tests import planning, zoo
 from tests.cli.conftest import tiny
 
@@ -24,9 +26,14 @@ COLUMNS = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.gate_pro
 PAIRS = {**COLUMNS, "model.layers.*.mlp.down_proj": "rowwise"}
 
 
-def priced(model: Any, table: Mapping[str, str] | str = "auto", tp: int = 2) -> HandWritten:
-    task = prepare(model, tp)
-    return price(task, table_of(table, task.source.module))
+@cache
+def task(name: str, tp: int = 2) -> Task:
+    """A traced model of the zoo, or `tiny`; prices do not change it."""
+    return prepare(tiny() if name == "tiny" else zoo.build(name)[1], tp)
+
+
+def priced(name: str, table: Mapping[str, str] | str = "auto", tp: int = 2) -> HandWritten:
+    return price(task(name, tp), table_of(table, task(name, tp).source.module))
 
 
 def calls(hand: HandWritten) -> dict[str, int]:
@@ -51,13 +58,13 @@ def calls(hand: HandWritten) -> dict[str, int]:
     ],
 )
 def test_collectives_are_those_that_transformers_makes(name: str, counts: dict[str, int]) -> None:
-    hand = priced(zoo.build(name)[1])
+    hand = priced(name)
     assert calls(hand) == counts
     assert hand.unused == []
 
 
 def test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more() -> None:
-    hand, ours = priced(tiny()), planning.plan(tiny(), 2).predicted
+    hand, ours = priced("tiny"), planning.plan(tiny(), 2).predicted
     assert hand.predicted is not None and hand.rules == 9
     assert hand.predicted.parameter_bytes == ours.parameter_bytes
     assert sum(calls(hand).values()) > sum(c.count for c in ours.collectives)
@@ -70,7 +77,7 @@ def test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more() -> None:
 
 
 def test_what_a_plan_does_not_name_is_whole() -> None:
-    hand = priced(tiny(), PAIRS)
+    hand = priced("tiny", PAIRS)
     assert calls(hand) == {"forward": 2, "backward": 4}
     assert list(hand.replicated)[:2] == ["lm_head.weight", "model.embed_tokens.weight"]
     assert hand.replicated["model.layers.*.self_attn.q_proj.weight"] == 2 * 4 * 64 * 64
@@ -81,11 +88,11 @@ def test_what_a_plan_does_not_name_is_whole() -> None:
 
 def test_rules_may_lack_the_prefix_and_fit_nothing() -> None:
     table = {"layers.*.mlp.up_proj": "colwise_rep", "layers.*.mlp.experts": "moe_tp_experts"}
-    hand = priced(tiny(), table)
+    hand = priced("tiny", table)
     assert calls(hand) == {"forward": 2, "backward": 2}
     assert hand.unused == ["layers.*.mlp.experts"]
     with pytest.raises(UsageError, match="no rule of the tensor-parallel plan fits a module"):
-        priced(tiny(), {"h.*.mlp": "colwise"})
+        priced("tiny", {"h.*.mlp": "colwise"})
 
 
 @pytest.mark.parametrize(
@@ -98,36 +105,35 @@ def test_rules_may_lack_the_prefix_and_fit_nothing() -> None:
     ],
 )
 def test_plans_that_have_no_price(table: Mapping[str, str] | str, tp: int, text: str) -> None:
-    hand = priced(tiny(), table, tp)
+    hand = priced("tiny", table, tp)
     assert hand.predicted is None
     assert hand.problem is not None and text in hand.problem
 
 
 def test_a_gradient_that_nobody_sums() -> None:
     """It is wrong with transformers 5.23, too: alpha_p of the activation."""
-    hand = priced(zoo.build("apertus")[1])
+    hand = priced("apertus")
     text = "the gradient of model.layers.0.mlp.act_fn.alpha_p is not summed over the ranks"
     assert hand.problem is not None and text in hand.problem
 
 
 def test_who_sums_the_gradient_of_a_shared_key() -> None:
     """Of latent attention: heads are split behind it, and it is computed whole."""
-    model = zoo.build("minicpm3")[1]
-    own = table_of("auto", model)
+    own = table_of("auto", task("minicpm3").source.module)
     shared = {n: s for n, s in own.items() if s == "mla_kv_a_proj"}
     assert shared
-    without = priced(model, {n: s for n, s in own.items() if n not in shared})
+    without = priced("minicpm3", {n: s for n, s in own.items() if n not in shared})
     text = "nothing changes on the way out of 'model.layers.0.self_attn.kv_a_proj_with_mqa'"
     assert without.problem is not None and text in without.problem
 
 
 def test_rows_of_fused_parts_are_no_plain_shards() -> None:
     """Halves of what is q, k and v one after the other are not the halves of each."""
-    hand = priced(zoo.build("phi3")[1], {"model.layers.*.self_attn.qkv_proj": "colwise"})
+    hand = priced("phi3", {"model.layers.*.self_attn.qkv_proj": "colwise"})
     assert hand.problem is not None
     assert hand.problem.endswith("its shards would not be those that the code splits up")
     packed = {**PAIRS, "model.layers.*.mlp.gate_up_proj": "packed_colwise"}
-    assert calls(priced(zoo.build("phi3")[1], packed)) == {"forward": 2, "backward": 2}
+    assert calls(priced("phi3", packed)) == {"forward": 2, "backward": 2}
 
 
 # --- reading them
@@ -144,7 +150,7 @@ def test_dims_of_styles() -> None:
 
 
 def test_a_rule_of_a_parameter_comes_before_that_of_its_module() -> None:
-    module = prepare(tiny(), 2).source.module
+    module = task("tiny").source.module
     table = {"lm_head": "colwise", "lm_head.weight": "rowwise", "model.layers.1": "replicate"}
     rules = read(table, module)
     assert rules.parameters == {"lm_head.weight": "rowwise"}
@@ -152,7 +158,7 @@ def test_a_rule_of_a_parameter_comes_before_that_of_its_module() -> None:
 
 
 def test_plans_as_pins() -> None:
-    module = prepare(tiny(), 2).source.module
+    module = task("tiny").source.module
     assert pins(PAIRS, module) == {
         "model.layers.*.mlp.gate_proj.weight": "shard:0",
         "model.layers.*.mlp.up_proj.weight": "shard:0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import FrozenInstanceError, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def task_of(model: Any, tp: int | None = 2, **options: Any) -> Task:
     return prepare(model, tp, **options)
 
 
+@cache
+def llama() -> Task:
+    """Of a tiny llama; searches do not change it."""
+    return task_of(config("LlamaForCausalLM", TINY))
+
+
 def story(task: Task, asked: SolverOptions | None = None) -> tuple[list[Attempt], Plan | None]:
     """What was tried, and the plan if there is one."""
     told: list[Attempt] = []
@@ -52,7 +59,7 @@ def story(task: Task, asked: SolverOptions | None = None) -> tuple[list[Attempt]
 
 
 def test_the_first_solution_may_do() -> None:
-    told, plan = story(task_of(config("LlamaForCausalLM", TINY)))
+    told, plan = story(llama())
     assert plan is not None and [t.what for t in told] == [SOLVE, TRY]
     assert told[0].outcome.startswith("proven optimal by cpsat (objective")
     assert told[0].figures["bytes"] > 0 and told[0].figures["time_ns"] == plan.predicted.time_ns
@@ -61,7 +68,7 @@ def test_the_first_solution_may_do() -> None:
 
 
 def test_telling_changes_nothing() -> None:
-    task = task_of(config("LlamaForCausalLM", TINY))
+    task = llama()
     assert story(task)[1] == search(task, ASKED).plan == climb(start(task, ASKED)).plan
 
 

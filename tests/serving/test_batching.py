@@ -28,7 +28,7 @@ from tests.marks import long
 from . import on_ranks
 
 TINY = LlamaConfig(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=50
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=50
 )
 
 

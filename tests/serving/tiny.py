@@ -45,7 +45,7 @@ def save_tiny(path: Path) -> None:
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=8,
         num_key_value_heads=2,
         vocab_size=len(words),
