@@ -25,6 +25,9 @@ SWITCHES = ("use_cache", "output_hidden_states")
 """Of `FREE`, flags that make code keep tensors, which it may read later in the same call. If no
 traced call had one on, the plan says so (`"use_cache": false`), and calls with it are refused."""
 
+WITH_ANY = FREE | {"decoder_inputs_embeds", "inputs_embeds", "labels", "output_router_logits"}
+"""Arguments that any call may have beside others. The planner traces them in calls of their own."""
+
 CONTAINERS = (dict, list, tuple)
 """Types of arguments whose plain values are named by their place: `name.key` or `name.0`."""
 

@@ -21,6 +21,7 @@ from shardwright.planner.contract.plain_values import (
     CONTAINERS,
     FREE,
     SWITCHES,
+    WITH_ANY,
     is_code,
     is_on,
 )
@@ -67,6 +68,11 @@ class ProvenCalls:
         self.always = _always(own, parameters.keys() - self.defaults.keys())
         """Optional arguments with tensors that every call had."""
         self.plain = PlainArguments(own, self.defaults)
+        every = frozenset.intersection(*map(frozenset, (c.inputs for c in own))) if own else ()
+        self.apart = self.given.difference(every, MASKS, WITH_ANY, *(c.state for c in calls))
+        """Arguments that some calls had and others had not: what they turn on may not combine."""
+        self.together = [frozenset(_on(c)) for c in own]
+        """The arguments of each call that were on."""
         self.slots = frozenset(slot for call in own for slot in call.outputs)
         """The slots of the output tensors of some call."""
         more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -184,6 +190,8 @@ class ProvenCalls:
             self.plain.check(self.model, given)
         if self.always:
             self._check_all_there(given)
+        if self.apart and not self.joins:
+            self._check_together(given)
         new = list(self._new(given))
         if not new or (self.joins and not {*new} & {*MASKS}):
             return not new
@@ -229,6 +237,20 @@ class ProvenCalls:
                     f"not traced: {give}, or plan with example inputs (kwargs) of several calls, "
                     "one without it"
                 )
+
+    def _check_together(self, given: Mapping[str, Any]) -> None:
+        """Check that some call had all floating tensors and flags that not every call had.
+
+        What one call makes may stay sharded there, and what another adds to it be full.
+        """
+        found = {n for n in self.apart if _is_on(given.get(n))}
+        if len(found) < 2 or any(found <= had for had in self.together):
+            return
+        raise UsageError(
+            f"arguments {' and '.join(sorted(found))} of {self.model} were given together in no "
+            "call that the plan was made for, so a shard may meet a full tensor: plan with example "
+            "inputs (kwargs) of several calls (a list), one of them with these"
+        )
 
     def _asks(self, name: str, value: Any) -> bool:
         """Whether code may behave differently with a non-tensor value than with its default."""
@@ -311,6 +333,16 @@ class ProvenCalls:
                     "for, so a rank may have a part of it or of its gradient: plan with example "
                     "inputs (kwargs) with which the model gives it"
                 )
+
+
+def _on(call: TracedCall) -> set[str]:
+    """Return the arguments of a call, without flags that were off."""
+    return {n for n in call.inputs if call.values.get(n, True) not in (False, None)}
+
+
+def _is_on(value: Any) -> bool:
+    """Whether an argument is a floating tensor, or a flag that is on."""
+    return value.is_floating_point() if isinstance(value, Tensor) else value is True
 
 
 def _named(size: str) -> tuple[str, int | None]:

@@ -44,6 +44,9 @@ TYPES, PLACES = "mm_token_type_ids", "image_embeds_position_mask"
 FEATURES = "get_image_features"
 """The method of transformers' models that returns one vector for each image token."""
 
+OF_TOWERS = ("last_hidden_state", "hidden_states", "attentions")
+"""Outputs of a tower itself, of which `FEATURES` makes others."""
+
 KINDS = "num_codebooks", "num_channels"
 """Entries of configs for the number of kinds of tokens in each place."""
 
@@ -211,7 +214,17 @@ def _image_tokens(
 def _features(model: Any, images: dict[str, Any]) -> Any:
     owner = next(module for module in model.modules() if hasattr(module, FEATURES))
     found = getattr(owner, FEATURES)(**images)
-    return getattr(found, "pooler_output", found)
+    pooled = getattr(found, "pooler_output", found)
+    if pooled is not None and pooled is not found:
+        return pooled
+    own = [v for k, v in found.items() if k not in OF_TOWERS] if hasattr(found, "items") else []
+    found = own[0] if own else pooled
+    # Of pairs of a layer and what is added there, each has as many vectors as there are tokens.
+    return found[0][1] if isinstance(found, list) and _is_of_layer(found[0]) else found
+
+
+def _is_of_layer(entry: Any) -> bool:
+    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], int)
 
 
 def _ids(config: Any, image: int | None, count: int) -> Tensor:

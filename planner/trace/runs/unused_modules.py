@@ -26,7 +26,8 @@ from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.fake_mode import TooManyOps
 from shardwright.planner.trace.runs.decoding import GROWING, SWITCH
-from shardwright.planner.trace.runs.lone_modules import lone_runs
+from shardwright.planner.trace.runs.lone_modules import LEAST, lone_runs
+from shardwright.planner.trace.runs.optional_arguments import optional_runs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
 
@@ -39,7 +40,8 @@ MOST_OPS = 8_000
 
 def more_runs(root: nn.Module, plain: Run) -> tuple[Run, ...]:
     """Return runs that use parameters of `root` that `plain` does not; fuller calls come first."""
-    if not (_attends(root) or any(True for _ in _parts(root))):
+    more = optional_runs(root, plain)
+    if not (_attends(root) or any(True for _ in _parts(root)) or any(True for _ in more)):
         return ()
     for stacks in (find_stacks(root), []):
         with suppress(Exception), shortened(root, stacks):  # the code may need all blocks
@@ -91,10 +93,32 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
             done.append(name)
             yield run
             break
-    if _of_text(plain):
+    turned_on = [] if done else [*_with_options(root, plain, used)]
+    yield from turned_on
+    if _of_text(plain) and not turned_on:
         for run in lone_runs(root, used | {*done}):
             with suppress(Exception):  # it calls too many ops, or makes tensors for data
                 _used(root, run, MOST_OPS)
+                yield run
+
+
+def _with_options(root: nn.Module, plain: Run, used: set[str]) -> Iterator[Run]:
+    """Yield calls with optional arguments that run modules with parameters that are not `used`.
+
+    All that they run is traced: a module that depends on data would stay whole in all calls. None
+    of the modules runs by itself in another call: the root would then take any arguments, while
+    what these calls make is not full everywhere.
+    """
+    own = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in root.named_modules()}
+    left = own.keys() - used
+    for run in optional_runs(root, plain):
+        if sum(own[n] for n in left) < LEAST * sum(own.values()):
+            return
+        with suppress(Exception):  # no such call, or it needs other arguments as well
+            opaque = Opaque(root)
+            now = _used(root, run, MOST_OPS, opaque)
+            if any(own[n] for n in now & left) and not opaque.alike:
+                left -= now
                 yield run
 
 
@@ -155,13 +179,17 @@ def settles(root: nn.Module, run: Run) -> bool:
     return False
 
 
-def _used(root: nn.Module, run: Run, most: int | None = None) -> set[str]:
+def _used(
+    root: nn.Module, run: Run, most: int | None = None, opaque: Opaque | None = None
+) -> set[str]:
     """Return the modules that run, and all modules inside one that depends on data.
+
+    These are added to `opaque`.
 
     Raises:
         TooManyOps: the code calls more than `most` ops, if that is given.
     """
-    opaque = Opaque(root)
+    opaque = opaque or Opaque(root)
     while True:
         found = set[str]()
         with duplicated(root) as module:
