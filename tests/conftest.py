@@ -12,13 +12,8 @@ from tests.marks import are_long
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Before the first test is imported, let examples take as long as they do.
-
-    And let garbage be collected more seldom. A plan makes 20 to 40 thousand objects in cycles, and
-    a collection behind each goes through all that is new: 0.12 s, where one behind ten takes 0.5 s.
-    """
+    """Before the first test is imported, let examples take as long as they do."""
     if isinstance(collector, pytest.Session):
-        gc.set_threshold(300_000, 3, 3)
         from hypothesis import HealthCheck, settings
 
         slow = [HealthCheck.too_slow]

@@ -51,11 +51,13 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
     """Return the mesh given by a number of ranks or by dims; exactly one of them must be given.
 
     Raises:
-        UsageError: both or none are given, `tp` is missing, or a dim has an unknown name or fewer
-            than one rank.
+        UsageError: both or none are given, `mesh` is no mapping, `tp` is missing, or a dim has an
+            unknown name or fewer than one rank.
     """
     if (tp is None) == (mesh is None):
         raise UsageError("give either tp, the ranks to split over, or mesh, like dp=2,tp=4")
+    if not isinstance(mesh, Mapping | None):
+        raise UsageError(f"mesh {mesh!r:.80} is no mapping: give names and ranks, like dict(tp=4)")
     out = {TP: tp} if mesh is None else dict(mesh)
     sizes = {name: size for name, size in out.items() if size is not None}
     for name, size in sizes.items():

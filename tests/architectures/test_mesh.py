@@ -142,6 +142,9 @@ def test_a_mesh_that_cannot_be_meant() -> None:
     model, args = Mlp(), (torch.randn(3, 19, WIDTH),)
     with pytest.raises(UsageError, match="either tp"):
         planning.plan(model, 2, mesh={"tp": 2}, args=args)
+    text: Any = "dp=2,tp=2"
+    with pytest.raises(UsageError, match="mesh 'dp=2,tp=2' is no mapping"):
+        planning.plan(model, mesh=text, args=args)
     with pytest.raises(UsageError, match="cannot be shared by 4 copies"):
         planning.plan(model, mesh={"dp": 4, "tp": 2}, batch=2, args=args)
     with pytest.raises(UsageError, match="copies to share out a model over"):
@@ -149,3 +152,4 @@ def test_a_mesh_that_cannot_be_meant() -> None:
     plan = planning.plan(model, mesh={"dp": 2, "tp": 2}, args=args)
     with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):
         shardwright.apply(model, plan, Mesh.shape_only({"tp": (0, 2)}))
+
