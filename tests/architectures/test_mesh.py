@@ -152,4 +152,3 @@ def test_a_mesh_that_cannot_be_meant() -> None:
     plan = planning.plan(model, mesh={"dp": 2, "tp": 2}, args=args)
     with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):
         shardwright.apply(model, plan, Mesh.shape_only({"tp": (0, 2)}))
-
