@@ -52,5 +52,5 @@ def _tensors(root: nn.Module, given: Mapping[str, Any]) -> Iterator[dict[str, An
     words = dict.fromkeys(name.partition("_")[0] for name in found)
     groups = [[n for n in found if n.partition("_")[0] == word] for word in words]
     every = [[*found], *(group for group in groups if len(group) > 1), *([n] for n in found)]
-    for names in dict.fromkeys(map(tuple, every)):
+    for names in dict.fromkeys(map(tuple, filter(None, every))):
         yield {key: value for name in names for key, value in found[name].items()}
