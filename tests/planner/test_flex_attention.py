@@ -108,6 +108,8 @@ class Layers(nn.Module):
 
 
 KINDS = [long(Attention), Windowed, Documents, Alibi, WindowByHead, Capped, Grouped, Layers]
+BY_NUMBER = Windowed, Alibi, WindowByHead
+"""Their code states how many heads there are, or their functions take the number of a head."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,6 +119,8 @@ def test_own_modules(kind: type[nn.Module]) -> None:
     more = (torch.tensor([3, 4, 5]),) if kind is Layers else ()
     found = plan(model, 2, args=(torch.randn(3, 19, 64), *more))
     assert found.predicted.parameter_bytes[0] < 0.52 * found.predicted.unsharded_bytes
+    by_heads = not found.modules["layers.*.q" if kind is Layers else "q"].outputs
+    assert by_heads == (kind not in BY_NUMBER), "heads stay on their ranks, or are gathered"
     given = (torch.randn(2, 11, 64), *(m[:2] for m in more))
     want = model(*given)
     for got in run_ranks(2, lambda mesh: apply(copy.deepcopy(model), found, mesh)(*given)):

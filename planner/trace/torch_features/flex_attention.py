@@ -1,8 +1,9 @@
 """Trace `flex_attention` as the ops that it stands for, with its mask and score functions.
 
-Its functions get the numbers of the batch entry, head, query and key. Each number is an `arange` of
-a dim in the trace. If a function depends on the number of a head, heads cannot be sharded: a rank
-would number its heads from 0. All other functions do the same for the heads of each rank.
+Its functions get the numbers of the batch entry, head, query and key. In the trace these are an
+`arange` of a dim, for heads a running sum along them. If a function depends on the number of a
+head, heads cannot be sharded: a rank would number its heads from 0. All other functions do the same
+for the heads of each rank.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def attend(
     heads = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(heads, 1) if heads > 1 else x for x in (key, value))
     scores = (query.to(precise) @ key.to(precise).transpose(-2, -1)) * scale
-    numbers = [torch.arange(n, device=scores.device) for n in scores.shape]
+    at = [torch.arange(scores.shape[dim], device=scores.device) for dim in (0, 2, 3)]
+    # A size given to `arange` must not change, also if no function uses the numbers.
+    head = torch.ones_like(scores[0, :, 0, 0], dtype=torch.int64).cumsum(0) - 1
+    numbers = at[0], head, *at[1:]
     counts = block_mask[2]
     with TransformGetItemToIndex():
         seen = flex._vmap_for_bhqkv(block_mask[-1], prefix=())(*numbers)

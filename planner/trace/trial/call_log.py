@@ -60,6 +60,9 @@ HAND_ON = (
 )  # fmt: skip
 """Functions of the runtime that wrap and call other functions."""
 
+STANDS_IN = "shardwright.planner.trace.torch_features.flex_attention"
+"""Python module whose functions run in place of torch's: what they call, model code does not."""
+
 RUNS = "runs"
 """Log entry for a call of another module. These calls are not compared."""
 
@@ -145,9 +148,14 @@ def _numbers(values: Any, kind: Any) -> Iterator[Any]:
 
 
 def _from_runtime() -> bool:
-    """Return whether the runtime itself makes the call: a collective, a shard of a mask."""
+    """Return whether the runtime itself makes the call: a collective, a shard of a mask.
+
+    Or a function that stands in for one of torch's.
+    """
     for frame in frames():
         module = module_of(frame)
+        if module == STANDS_IN:
+            return True
         if module.startswith("shardwright.runtime"):
             if frame.f_code.co_name not in HAND_ON or module.endswith(".vocab"):
                 return True
