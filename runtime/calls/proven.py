@@ -190,7 +190,7 @@ class ProvenCalls:
             self.plain.check(self.model, given)
         if self.always:
             self._check_all_there(given)
-        if self.apart and not self.joins:
+        if len(self.apart) > 1 and not self.joins:
             self._check_together(given)
         new = list(self._new(given))
         if not new or (self.joins and not {*new} & {*MASKS}):
