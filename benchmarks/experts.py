@@ -35,6 +35,8 @@ from tests.ranks import copy_number, run_ranks
 ROWS, TOKENS = 2, 12
 EQUAL = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference of logits, and of gradients relative to their parameter's largest entry."""
+TIME_LIMIT = 240.0
+"""Seconds for a plan: those with most ops come to the default on a busy machine."""
 FLOOR = 1e-2
 """Gradients whose largest entry is smaller are compared with this."""
 
@@ -80,7 +82,8 @@ def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], floa
     copies = replicas(dims)
     ids = torch.randint(3, 100, (ROWS * copies, TOKENS), generator=torch.Generator().manual_seed(0))
     dtype, whole, want = _unsplit(model, ids)
-    plan = planning.proven(model.to(dtype), mesh=dims, phase="train", batch=ROWS * copies)
+    how: Any = {"phase": "train", "batch": ROWS * copies, "time_limit": TIME_LIMIT}
+    plan = planning.proven(model.to(dtype), mesh=dims, **how)
     gradients = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
 
     def work(at: Mesh) -> dict[str, float]:
