@@ -82,8 +82,9 @@ def differences(name: str, dims: dict[str, int]) -> tuple[dict[str, float], floa
     copies = replicas(dims)
     ids = torch.randint(3, 100, (ROWS * copies, TOKENS), generator=torch.Generator().manual_seed(0))
     dtype, whole, want = _unsplit(model, ids)
-    how: Any = {"phase": "train", "batch": ROWS * copies, "time_limit": TIME_LIMIT}
-    plan = planning.proven(model.to(dtype), mesh=dims, **how)
+    plan = planning.proven(
+        model.to(dtype), mesh=dims, phase="train", batch=ROWS * copies, time_limit=TIME_LIMIT
+    )
     gradients = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
 
     def work(at: Mesh) -> dict[str, float]:

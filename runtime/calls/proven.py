@@ -71,7 +71,7 @@ class ProvenCalls:
         every = frozenset.intersection(*map(frozenset, (c.inputs for c in own))) if own else ()
         self.apart = self.given.difference(every, MASKS, WITH_ANY, *(c.state for c in calls))
         """Arguments that some calls had and others had not: what they turn on may not combine."""
-        self.together = [frozenset(_on(c)) for c in own]
+        self.together = [frozenset(_arguments_on(c)) for c in own]
         """The arguments of each call that were on."""
         self.slots = frozenset(slot for call in own for slot in call.outputs)
         """The slots of the output tensors of some call."""
@@ -243,7 +243,7 @@ class ProvenCalls:
 
         What one call makes may stay sharded there, and what another adds to it be full.
         """
-        found = {n for n in self.apart if _is_on(given.get(n))}
+        found = {n for n in self.apart if _turns_on(given.get(n))}
         if len(found) < 2 or any(found <= had for had in self.together):
             return
         raise UsageError(
@@ -335,13 +335,13 @@ class ProvenCalls:
                 )
 
 
-def _on(call: TracedCall) -> set[str]:
+def _arguments_on(call: TracedCall) -> set[str]:
     """Return the arguments of a call, without flags that were off."""
     return {n for n in call.inputs if call.values.get(n, True) not in (False, None)}
 
 
-def _is_on(value: Any) -> bool:
-    """Whether an argument is a floating tensor, or a flag that is on."""
+def _turns_on(value: Any) -> bool:
+    """Whether an argument may turn on a part: a floating tensor, or a flag that is on."""
     return value.is_floating_point() if isinstance(value, Tensor) else value is True
 
 

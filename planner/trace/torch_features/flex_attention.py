@@ -74,10 +74,11 @@ def attend(
     heads = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(heads, 1) if heads > 1 else x for x in (key, value))
     scores = (query.to(precise) @ key.to(precise).transpose(-2, -1)) * scale
-    at = [torch.arange(scores.shape[dim], device=scores.device) for dim in (0, 2, 3)]
+    sizes = (scores.shape[dim] for dim in (0, 2, 3))
+    batch, queries, keys = (torch.arange(n, device=scores.device) for n in sizes)
     # A size given to `arange` must not change, also if no function uses the numbers.
     head = torch.ones_like(scores[0, :, 0, 0], dtype=torch.int64).cumsum(0) - 1
-    numbers = at[0], head, *at[1:]
+    numbers = batch, head, queries, keys
     counts = block_mask[2]
     with TransformGetItemToIndex():
         seen = flex._vmap_for_bhqkv(block_mask[-1], prefix=())(*numbers)
