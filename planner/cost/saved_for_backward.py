@@ -19,6 +19,8 @@ class SavedForBackward:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: dict[str, frozenset[int]] = {}
+        self._of: dict[tuple[int, tuple[bool, ...]], frozenset[int]] = {}
+        """The same by the id of a call, which copies of a block share."""
 
     def of(self, op: Op) -> list[str]:
         """Return the inputs and outputs of `op` that it saves."""
@@ -26,11 +28,13 @@ class SavedForBackward:
         grads = tuple(self.graph.tensors[n].differentiable for n in names)
         if not any(grads[len(op.inputs) :]):
             return []
-        call = op.call
-        key = f"{call.op} {call.arguments} {call.operands} {call.operand_dtypes} {grads}"
-        if key not in self._known:
-            self._known[key] = _run(op, grads)
-        return [names[i] for i in sorted(self._known[key])]
+        if (saved := self._of.get((id(op.call), grads))) is None:
+            call = op.call
+            key = f"{call.op} {call.arguments} {call.operands} {call.operand_dtypes} {grads}"
+            if key not in self._known:
+                self._known[key] = _run(op, grads)
+            saved = self._of[id(call), grads] = self._known[key]
+        return [names[i] for i in sorted(saved)]
 
 
 def _run(op: Op, grads: tuple[bool, ...]) -> frozenset[int]:

@@ -6,8 +6,10 @@ returns None if it does not apply. If a step clears the outcome, the ladder star
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
@@ -91,20 +93,36 @@ def saving(now: SearchState) -> Saving | None:
 
 
 def recompute_fewer(now: SearchState) -> SearchState | None:
-    """If not all blocks need to be computed again, do so with as few as fit."""
-    kept, save = now.without_recompute, saving(now)
-    if kept is None or save is None or kept.task.recomputing is None:
+    """If not all blocks need to be computed again, do so with as few as fit.
+
+    At first it is as few as fit with the placements that were found, or with those that take least
+    memory if no block is computed again; then one more at a time.
+    """
+    kept = now.without_recompute
+    if kept is None or kept.task.recomputing is None or not isinstance(now.outcome, Solution):
         return None
-    blocks, over, fewer, count = kept.task.recomputable, kept.outcome, now, 0
-    while isinstance(over, OverMemory):
-        count += max(ceil((over.least - over.budget) / save.of_block), 1)
-        if count >= sum(blocks.values()):
-            break
+    blocks, fewer = kept.task.recomputable, now
+    most = sum(blocks.values())
+    unlimited = replace(kept.asked, memory=None)
+    smallest = attempt(_for_memory(replace(kept, asked=unlimited)), kept.restrictions).outcome
+    found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
+    fits = partial(_fits, kept, found)
+    for count in range(bisect_left(range(most), True, 1, key=fits), most):
         task = kept.task.recomputing(_firsts(blocks, count))
         fewer = climb(now.restart(task), FITTING)
-        over = fewer.outcome
-    fewer = fewer if isinstance(over, Solution) else now
+        if not isinstance(fewer.outcome, OverMemory):
+            break
+    fewer = fewer if isinstance(fewer.outcome, Solution) else now
     return replace(fewer, without_recompute=None)
+
+
+def _fits(kept: SearchState, found: Sequence[Solution], count: int) -> bool:
+    """Return whether placements that were found fit if `count` blocks are computed again."""
+    assert isinstance(kept.outcome, OverMemory) and kept.formulation is not None
+    recomputed = {"recomputed": _firsts(kept.task.recomputable, count)}
+    task = replace(kept.task, workload=kept.task.workload.model_copy(update=recomputed))
+    there = (unfolded(task, each.layouts, kept.formulation.costs) for each in found)
+    return any(each.memory.total <= kept.outcome.budget for each in there)
 
 
 def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
@@ -119,15 +137,16 @@ def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
 
 def least_memory(now: SearchState) -> SearchState | None:
     """If no plan fits the device, solve for least memory."""
-    asked, error = now.asked, now.outcome
-    if not isinstance(error, OverMemory) or not asked.may_be_over:
+    error = now.outcome
+    if not isinstance(error, OverMemory) or not now.asked.may_be_over:
         return None
-    asked = replace(asked, objective="memory")
-    again = start(now.task, asked, now.restrictions)
-    again = replace(
-        again, formulation=now.formulation, conflicts=now.conflicts, error_on_device=error
-    )
-    return attempt(again, again.restrictions)
+    return attempt(replace(_for_memory(now), error_on_device=error), now.restrictions)
+
+
+def _for_memory(now: SearchState) -> SearchState:
+    """Return the state before a search for least memory."""
+    again = start(now.task, replace(now.asked, objective="memory"), now.restrictions)
+    return replace(again, formulation=now.formulation, conflicts=now.conflicts)
 
 
 def free_tables(now: SearchState) -> SearchState | None:
