@@ -9,7 +9,7 @@ holds the experts has no such boundary, and is not split over `ep`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from math import gcd, prod
@@ -48,15 +48,22 @@ class Mixtures:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def find_mixtures(graph: Graph, root: nn.Module) -> Mixtures:
-    """Return the mixtures among the traced modules, each tested by numbers."""
+def find_mixtures(
+    graph: Graph, root: nn.Module, tested: Callable[[str], Mixture | None] = lambda name: None
+) -> Mixtures:
+    """Return the mixtures among the traced modules, each tested by numbers.
+
+    `tested` may return the mixture that a module built alike was found to be before.
+    """
     out, calls = Mixtures(), _first_calls(graph)
     for name, call in calls.items():
         if any(is_within(name, around) for around in out.found):
             continue
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
-            why = _said(graph, name, module, mixture) or fault(module, mixture)
+            why = _said(graph, name, module, mixture)
+            if why is None and mixture != tested(name):
+                why = fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
                 out.refused.pop(name, None)

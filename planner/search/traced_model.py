@@ -66,14 +66,20 @@ def _traced_again(
     return found._replace(source=source, folding=folding, unfolded=unfolded)
 
 
-def spread_experts(found: _Trace) -> _Trace:
+def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
     """Return a trace with marks for the mixtures whose experts are spread over the ranks of `ep`.
+
+    Args:
+        found: The trace.
+        before: Another trace of the model, for which this was done before.
 
     Raises:
         InfeasibleError: the model has none whose tokens may travel.
     """
     source, folding, unfolded = found.source, found.folding, found.unfolded
-    mixtures = find_mixtures(folding.graph, source.module)
+    earlier = folding if before is None else before.folding
+    known, alike = earlier.graph.mixtures, earlier.traced_name
+    mixtures = find_mixtures(folding.graph, source.module, lambda name: known.get(alike(name)))
     if not mixtures.found:
         looks = (f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items())
         some = next(looks, " (of modules called with hidden states, expert numbers and weights)")
@@ -257,7 +263,7 @@ class TracedModel:
             again = workload.model_copy(update={"recomputed": dict(firsts)})
             source = replace(found.source, recomputed=firsts)
             of = _traced_again(found, source, self.pins, task.sequence is not None)
-            of = of if workload.spread == 1 else spread_experts(of)
+            of = of if workload.spread == 1 else spread_experts(of, found)
             return self._of_trace(of, again, task.mesh, along)
 
         if asked is None:

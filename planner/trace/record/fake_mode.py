@@ -113,12 +113,14 @@ class OnMeta(FakeTensorMode):
         if func in SHAPES:
             with self:
                 return SHAPES[func](*args, **kwargs)
+        given: Hashable = None
         try:
             here = types or kwargs.get("device") == META
-            if not (here and isinstance(func, OpOverload) and by_kernel(func)):
+            if not (here and isinstance(func, OpOverload) and func.namespace == "aten"):
                 raise Elsewhere
-            given = func, torch.get_default_dtype(), self._described(args, kwargs)
-            if (kept := _kept.get(given)) is not None:
+            key = func, torch.get_default_dtype(), self._described(args, kwargs)
+            kept, given = _kept.get(key), key
+            if kept is not None:
                 shape, stride, dtype, start = kept
                 with _DisableTorchDispatch():
                     if func in VIEWS:
@@ -127,16 +129,22 @@ class OnMeta(FakeTensorMode):
                     else:
                         made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
                 return self.fake(made)
+            if not by_kernel(func):
+                raise Elsewhere
             with in_kernel_invocation_manager(self):
                 made = func(*args, **kwargs)
         except Exception:  # torch's own mode raises the proper error
             there, named = self.moved(func, args, kwargs, self._on_meta)
-            made = super().dispatch(func, types, there, named)
-            return args[0] if there is not args and _gives_first(func) else made
-        plain = type(made) is Tensor and made.layout == torch.strided
-        if plain and (func in VIEWS or makes_new(func)) and len(_kept) < MOST:
-            start = made.storage_offset() - args[0].storage_offset() if func in VIEWS else 0
-            _kept[given] = made.shape, made.stride(), made.dtype, int(start)
+            made: Any = super().dispatch(func, types, there, named)
+            if there is not args:
+                return args[0] if _gives_first(func) else made
+            if given and type(made) is FakeTensor and self.is_plain(made) and makes_new(func):
+                _keep(given, made, 0)
+            return made
+        if type(made) is Tensor and func in VIEWS:
+            _keep(given, made, made.storage_offset() - args[0].storage_offset())
+        elif type(made) is Tensor and makes_new(func):
+            _keep(given, made, 0)
         return self._faked(made)
 
     def moved(
@@ -214,6 +222,11 @@ class OnMeta(FakeTensorMode):
     def is_plain(self, value: FakeTensor) -> bool:
         """Return whether a fake tensor is of this mode, on meta and without a value."""
         return value.fake_mode is self and value.fake_device == META and value.constant is None
+
+
+def _keep(given: Hashable, made: Tensor, start: int) -> None:
+    if made.layout == torch.strided and len(_kept) < MOST:
+        _kept[given] = made.shape, made.stride(), made.dtype, int(start)
 
 
 class TooManyOps(Exception):

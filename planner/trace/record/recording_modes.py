@@ -12,9 +12,17 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._C import (  # pyright: ignore
+    DispatchKey,
+    DispatchKeySet,
+    _DisableTorchDispatch,
+    _ForceDispatchKeyGuard,
+)
 from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
+from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.marks import Draw
@@ -27,12 +35,15 @@ from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 from shardwright.planner.trace.record.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.record.boundaries import BOUNDARY, PASSES, WRITES, CallStack
-from shardwright.planner.trace.record.fake_mode import DEVICE, OnMeta
+from shardwright.planner.trace.record.fake_mode import DEVICE, META, OnMeta
 from shardwright.planner.trace.record.record import Call, Passed, Untraced
 from shardwright.rules.added import added
 from shardwright.rules.call import name_of
 
 aten = torch.ops.aten
+
+FUNCTIONALIZE = DispatchKeySet(DispatchKey.Functionalize)
+EXTRA_KEYS = FunctionalTensor._extra_dispatch_keys
 
 ATTENTION = aten.scaled_dot_product_attention.default
 
@@ -71,6 +82,13 @@ def is_pure(op: Any) -> bool:
     if op.namespace != "aten" or op is aten._unsafe_view.default or op._can_decompose():
         return False
     return not (op._schema.is_mutable or any(r.alias_info for r in op._schema.returns))
+
+
+@cache
+def is_view(op: Any) -> bool:
+    """Return whether `op` is an ATen op that returns views and changes nothing."""
+    views = not op._schema.is_mutable and any(r.alias_info for r in op._schema.returns)
+    return op.namespace == "aten" and views and op is not aten.lift_fresh.default
 
 
 def _of_run(value: Any) -> bool:
@@ -117,12 +135,29 @@ class Functional(FunctionalTensorMode):
         """Return the functional tensor that model code sees for `value`; other values unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
-        with self:  # as `to_functional`, but without its search for this mode
-            shown = torch._to_functional_tensor(value)
-            torch._mirror_autograd_meta_to(value, shown)  # pyright: ignore
-            out = FunctionalTensor(shown, self)
-            torch._mirror_autograd_meta_to(shown, out)  # pyright: ignore
-        return out
+        # As `to_functional`, but without its search for this mode, and on meta without a mode.
+        on_meta = isinstance(value, FakeTensor) and value.fake_device == META
+        with _DisableTorchDispatch() if on_meta else self:
+            elem = torch._to_functional_tensor(value)
+            torch._mirror_autograd_meta_to(value, elem)  # pyright: ignore
+            return _shown(elem)
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what torch's mode returns for a view: it calls the same kernel, but slower.
+
+        Torch's searches pytrees, and asks of each op what is no question for a view.
+        """
+        given, named = mapped(_elem, (args, kwargs))
+        here = torch._C._dispatch_tls_local_include_set() | FUNCTIONALIZE
+        without = torch._C._dispatch_tls_local_exclude_set() - FUNCTIONALIZE - EXTRA_KEYS
+        with _ForceDispatchKeyGuard(here, without):
+            before = torch._functionalize_enable_reapply_views(True)  # pyright: ignore
+            try:
+                made = func._op_dk(DispatchKey.Functionalize, *given, **named)
+            finally:
+                torch._disable_functionalization()  # pyright: ignore
+                torch._functionalize_enable_reapply_views(before)  # pyright: ignore
+        return return_and_correct_aliasing(func, args, kwargs, mapped(_shown, made))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -147,6 +182,12 @@ class Functional(FunctionalTensorMode):
             if func is BOUNDARY:
                 self.aliases.cross(given[0], out)
             return out
+        if is_view(func) and _of_run((args, kwargs)):
+            if not func._can_decompose():
+                return self._view(func, args, kwargs)
+            with self:
+                if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return parts
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
         writes = [x for a, x in pairs if a.alias_info and a.alias_info.is_write]
         changed = [x for x in writes if isinstance(x, FunctionalTensor)]
@@ -212,6 +253,24 @@ class Functional(FunctionalTensorMode):
         number = -1 if features else self._draws[call]
         self._draws[call] += 1
         self.dropped.append((inner(x), Draw(*call, number, weights)))
+
+
+def _elem(x: Any) -> Any:
+    return x.elem if isinstance(x, FunctionalTensor) else x
+
+
+def _shown(elem: torch.Tensor) -> FunctionalTensor:
+    """Return `FunctionalTensor(elem, mode)`, but without its notes for auto-functionalized ops.
+
+    These are refused. The notes take most of its time.
+    """
+    like = elem.shape, elem.stride(), elem.storage_offset(), None, elem.dtype, elem.layout
+    keys = EXTRA_KEYS & torch._C._dispatch_keys(elem)  # pyright: ignore
+    how = elem.device, False, elem.requires_grad, None, False, False, keys
+    out: Any = torch.Tensor._make_wrapper_subclass(FunctionalTensor, *like, *how)
+    torch._C._set_throw_on_mutable_data_ptr(out)
+    out.elem = elem
+    return out
 
 
 def _is_part(x: FunctionalTensor) -> bool:
