@@ -12,15 +12,20 @@ from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.rules.call import Operand, packet_named
 
+MOST = 10_000
+"""The most ops of which it is kept what they save."""
+
+_known: dict[str, frozenset[int]] = {}
+"""An op, its arguments, shapes and dtypes -> the numbers of the operands and results it saves."""
+
 
 class SavedForBackward:
     """Finds the tensors of a graph that ops save for backward. Ops that are alike run once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._known: dict[str, frozenset[int]] = {}
         self._of: dict[tuple[int, tuple[bool, ...]], frozenset[int]] = {}
-        """The same by the id of a call, which copies of a block share."""
+        """What is in `_known` by the id of a call, which copies of a block share."""
 
     def of(self, op: Op) -> list[str]:
         """Return the inputs and outputs of `op` that it saves."""
@@ -31,9 +36,11 @@ class SavedForBackward:
         if (saved := self._of.get((id(op.call), grads))) is None:
             call = op.call
             key = f"{call.op} {call.arguments} {call.operands} {call.operand_dtypes} {grads}"
-            if key not in self._known:
-                self._known[key] = _run(op, grads)
-            saved = self._of[id(call), grads] = self._known[key]
+            if len(_known) >= MOST:
+                _known.clear()
+            if key not in _known:
+                _known[key] = _run(op, grads)
+            saved = self._of[id(call), grads] = _known[key]
         return [names[i] for i in sorted(saved)]
 
 
