@@ -167,9 +167,9 @@ def _at_once(
             return tried((*before, *(wish[0] for wish in left)), whole)
         except (ModelError, Unfoldable) as error:
             refused = error.__cause__ if isinstance(error, Unfoldable) else error
-            behind = refused.behind if isinstance(refused, RunRefused) else 0
-            if not 0 < behind <= len(left):
+            if not isinstance(refused, RunRefused) or not 0 < refused.behind <= len(left):
                 raise
+            behind = refused.behind
             if isinstance(refused.__cause__, NoCache):
                 left[-behind:] = _without_cache(left[-behind:])
             else:
