@@ -45,6 +45,8 @@ SHARE = 0.5
 """Share of the time limit for finding the price of a byte."""
 CAPPED = 0.05
 """Share of the time limit for backtracking under a budget, before another solver runs."""
+PATIENCE = 2
+"""By what elimination divides its limit when a table is too large: the rest is solved by price."""
 
 
 class OverBudget(InfeasibleError):
@@ -99,8 +101,8 @@ class Optimum:
 class PricedPlans:
     """Finds the best plan of a network's problem at each price of a byte.
 
-    Elimination finds all of them at once. If its tables of fronts would be too large, backtracking
-    solves for each price, and the solver if backtracking runs out of time.
+    Elimination finds all of them at once. Where its tables of fronts would be too large,
+    backtracking solves what is left for each price, and the solver the problem if time runs out.
     """
 
     problem: Problem
@@ -112,9 +114,9 @@ class PricedPlans:
     def __post_init__(self) -> None:
         self._two = self.digits.bytes_and_rest(self.problem)
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
-        work = Elimination(sizes, tables_of(self._two), hull)
-        work.run(self.deadline)
-        self._points = [] if work.left else work.front()
+        self._work = Elimination(sizes, tables_of(self._two), hull)
+        self._work.run(self.deadline, PATIENCE)
+        self._points = [] if self._work.left else self._work.front()
         self._found: dict[int, Result] = {}
 
     def smallest(self) -> tuple[int, ...]:
@@ -155,15 +157,14 @@ class PricedPlans:
         return result, result.assignment
 
     def _asked(self, weight: int) -> Result:
-        """Solve for one weight, backtracking first: one cost per row is smaller than a front."""
-        problem = self._two.weighed([(weight, 1)])
-        result = Result("unknown", None, 0)
-        for solver in dict.fromkeys((backtracking.solve, self.solver)):
-            seconds = max((self.deadline - time.monotonic()) / 4, 0.05)
-            result = solver(problem, 0, {}, result.assignment, seconds)
-            if result.status == "optimal":
-                break
-        return result
+        """Solve for one weight: what elimination left, and the problem if time runs out."""
+        now = time.monotonic()
+        count, end = len(self.problem.domains), now + max((self.deadline - now) / 4, 0.05)
+        result = backtracking.search(self._work.weighed(weight), count, end)
+        if result.status in ("optimal", "infeasible") or self.solver is backtracking.solve:
+            return result
+        seconds = max((self.deadline - time.monotonic()) / 4, 0.05)
+        return self.solver(self._two.weighed([(weight, 1)]), 0, {}, result.assignment, seconds)
 
 
 def optimize(

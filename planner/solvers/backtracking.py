@@ -44,7 +44,27 @@ def solve(
     if hint is not None and (costs := two.price(hint)) is not None and costs[1] <= cap:
         best = costs[0], tuple(hint)
     sizes = {v: len(domain) for v, domain in enumerate(problem.domains)}
-    stack = [Elimination(sizes, tables_of(two), pareto)]
+    return search(Elimination(sizes, tables_of(two), pareto), len(sizes), end, best, cap)
+
+
+def search(
+    root: Elimination,
+    count: int,
+    end: float,
+    best: tuple[int, tuple[int, ...]] | None = None,
+    cap: int = 0,
+) -> Result:
+    """Minimise the first component of tables, under a cap on the second.
+
+    Args:
+        root: The tables, and which variables are left in them. The choices of their points have
+            the values of all others.
+        count: Number of all variables.
+        end: When to stop, in the time of `time.monotonic`.
+        best: The best known cost and assignment.
+        cap: The cap.
+    """
+    stack = [root]
     while stack and time.monotonic() < end:
         node = stack.pop()
         below = math.inf if best is None else best[0] - 1
@@ -58,7 +78,7 @@ def solve(
             continue
         front = [p for p in node.front() if p[0] <= below and p[1] <= cap]
         if front:
-            best = front[0][0], assignment(front[0][2], len(sizes))
+            best = front[0][0], assignment(front[0][2], count)
     bound = min([_least(node)[0] for node in stack], default=math.inf)
     if best is None:
         known = bound == math.inf

@@ -161,10 +161,12 @@ class Elimination:
         self._queued: dict[int, int] = {}
         self._queue: list[tuple[int, int]] = []
 
-    def run(self, deadline: float) -> None:
+    def run(self, deadline: float, patience: int = 1) -> None:
         """Eliminate variables while tables allow, until `deadline` (of `time.monotonic`).
 
         Variables whose joined table has no more points than the tables it is made of come first.
+        Each time that a table would be too large, the limit is divided by `patience`: most of the
+        time is spent on tables that are then given up.
         """
         for limit in (0, POINTS):
             for v in self.left:
@@ -174,6 +176,23 @@ class Elimination:
                 if self._queued.get(v) == size:
                     del self._queued[v]
                     self._eliminate(v, limit)
+                    limit //= patience if v in self.left else 1
+
+    def weighed(self, weight: int) -> Elimination:
+        """Return what is left as a problem of one component: the first costs `weight` a unit.
+
+        Of the values of variables that are gone, the cheapest are chosen.
+        """
+
+        def cheapest(front: Front) -> Front:
+            x, y, choices = min(front, key=lambda point: weight * point[0] + point[1])
+            return [(weight * x + y, 0, choices)]
+
+        tables = [
+            Table(scope, {key: cheapest(front) for key, front in rows.items()})
+            for scope, rows in self.tables.values()
+        ]
+        return Elimination({v: self.sizes[v] for v in self.left}, tables, pareto)
 
     def _push(self, v: int) -> None:
         """Queue a variable by the size that its joined table may have, smallest first."""

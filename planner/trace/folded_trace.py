@@ -32,7 +32,7 @@ from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.runs.further_runs import Wish
 from shardwright.planner.trace.runs.known_runs import Known
-from shardwright.planner.trace.runs.run import Run, RunRefused
+from shardwright.planner.trace.runs.run import NoCache, Run, RunRefused, needs_cache
 from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
@@ -167,13 +167,23 @@ def _at_once(
             return tried((*before, *(wish[0] for wish in left)), whole)
         except (ModelError, Unfoldable) as error:
             refused = error.__cause__ if isinstance(error, Unfoldable) else error
-            behind = refused.behind if isinstance(refused, RunRefused) else 0
-            if not 0 < behind <= len(left):
+            if not isinstance(refused, RunRefused) or not 0 < refused.behind <= len(left):
                 raise
-            left[-behind] = left[-behind][1:]
+            behind = refused.behind
+            if isinstance(refused.__cause__, NoCache):
+                left[-behind:] = _without_cache(left[-behind:])
+            else:
+                left[-behind] = left[-behind][1:]
             if first and not left[0]:
                 raise
             left = [wish for wish in left if wish]
+
+
+def _without_cache(wishes: Sequence[Wish]) -> list[Wish]:
+    """Return wishes less the steps that need a cache, up to a wish of which a call is left."""
+    kept = [tuple(run for run in wish if not needs_cache(run)) for wish in wishes]
+    n = next((n for n, wish in enumerate(kept) if wish), len(kept) - 1)
+    return [*kept[: n + 1], *wishes[n + 1 :]]
 
 
 def trace_folded(

@@ -2,6 +2,7 @@
 
 import time
 from itertools import count
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,26 @@ def test_backtracking_is_brute_force(problem: Problem, caps: dict[int, int], poi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elimination, "POINTS", points)  # below its default variables are left
         check(problem, 0, caps, best, backtracking.solve(problem, 0, caps, hint, SECONDS))
+
+
+@settings(max_examples=200)
+@given(problems(), POINTS, st.sampled_from([1, 2]))
+def test_what_elimination_leaves_is_solved_at_each_price(
+    problem: Problem, points: int, patience: int
+):
+    """Whether or not its limit is lowered where a table is too large."""
+    sizes = {v: len(domain) for v, domain in enumerate(problem.domains)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elimination, "POINTS", points)
+        two = problem.weighed(
+            [[int(c == k) for c in range(len(problem.components))] for k in (0, 1)]
+        )
+        work = elimination.Elimination(sizes, elimination.tables_of(two), elimination.hull)
+        work.run(inf, patience)
+        for weight in (0, 1, 3, 1000):
+            asked = two.weighed([(weight, 1)])
+            best = brute_force(asked, 0, {})
+            check(asked, 0, {}, best, backtracking.search(work.weighed(weight), len(sizes), inf))
 
 
 @settings(max_examples=100)

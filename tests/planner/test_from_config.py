@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from shardwright.errors import ModelError
 from shardwright.planner.trace.inputs.documented_shapes import as_documented, documented
 from shardwright.planner.trace.inputs.example_inputs import example_inputs
 from shardwright.planner.trace.inputs.subject import Subject
@@ -309,6 +310,45 @@ def test_images_are_looked_at_with_what_else_the_model_needs() -> None:
     tokens = inputs["input_ids"] == config.image_token_index
     assert tokens.sum(1).tolist() == [config.num_query_tokens] * 3
     assert inputs["qformer_input_ids"].shape == (3, 19)
+
+
+class Sights(nn.Module):
+    """Sounds and frames of video, whose size a layer knows and no config."""
+
+    main_input_name = "input_values"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = transformers.PreTrainedConfig()
+        self.hear = nn.Conv1d(1, 8, 7)
+        self.see = nn.Conv2d(3, 8, 8)
+        self.see.img_size = (40, 56)
+
+    def forward(self, input_values: Any = None, pixel_values_videos: Any = None) -> Any:
+        assert tuple(pixel_values_videos.shape[-2:]) == self.see.img_size
+        frames = self.see(pixel_values_videos.flatten(0, 1)).flatten(1).mean()
+        return self.hear(input_values).mean(-1) + frames
+
+
+def test_videos_beside_sounds_are_as_large_as_a_layer_says() -> None:
+    inputs = example_call(Sights().to("meta").eval())
+    assert inputs["input_values"].shape[:2] == (3, 1)
+    assert inputs["pixel_values_videos"].shape == (3, 2, 3, 40, 56)
+
+
+def test_a_model_without_a_forward_names_its_parts() -> None:
+    """The largest first. Those that cannot be called either are left out."""
+
+    class Talks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = transformers.PreTrainedConfig()
+            self.small, self.large = nn.Linear(2, 2), nn.Conv1d(9, 9, 1)
+            self.listed = nn.ModuleList([nn.Linear(90, 90)])
+
+    named = r"Talks has no forward of its own.*: large \(Conv1d\), small \(Linear\)$"
+    with pytest.raises(ModelError, match=named):
+        example_call(Talks().to("meta"))
 
 
 def test_masks_that_must_be_given_may_have_values() -> None:

@@ -121,6 +121,24 @@ def test_the_first_wish_is_not_left_out_if_it_is_needed() -> None:
     assert [*map(id, trace_all(source)[0].further)] == [id(GOOD[0])]
 
 
+def test_all_steps_are_left_out_at_once_if_no_call_leaves_a_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them would be refused for the same reason, with all runs traced again."""
+    steps = [run._replace(resumes=True) for run in GOOD]
+    traces = counted(monkeypatch, "_asked")
+    found = trace_all(with_wishes(((GOOD[0],), tuple(steps), tuple(steps[1:]), (GOOD[1],))))
+    assert [*map(id, found[0].further)] == [*map(id, GOOD[:2])]
+    assert len(traces) == 2
+
+
+def test_a_step_that_can_do_without_a_cache_is_kept() -> None:
+    """With embeddings it is a call of its own. Steps behind it may go on from what it leaves."""
+    step, without = GOOD[0]._replace(resumes=True), GOOD[1]
+    assert folded_trace._without_cache([(step, without), (step,)]) == [(without,), (step,)]
+    assert folded_trace._without_cache([(step,), (step, step)]) == [(), ()]
+
+
 class Towers(nn.Module):
     """Of two lists of equal blocks, one is never called."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.lengths import holds, parsed
 from shardwright.planner.prepare import prepare
+from shardwright.planner.search import traced_model
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests.planning import plan
@@ -159,6 +160,21 @@ def test_refused_on_the_side_that_cannot_be_traced() -> None:
 @pytest.mark.parametrize("kind", [Raises, Broadcasts])
 def test_what_does_not_decide(kind: type[MLP]) -> None:
     assert lengths_of(kind().double()) == {}
+
+
+def test_a_length_that_the_code_refuses_is_found_out_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And keeps no other length from being traced."""
+    again: list[object] = []
+    traced = traced_model._traced_again
+    monkeypatch.setattr(
+        traced_model, "_traced_again", lambda *a, **k: (again.append(a), traced(*a, **k))[1]
+    )
+    prepare(Raises().double(), 2, args=(torch.randn(3, 19, 32).double(),))
+    assert not again
+    prepare(Long().double(), 2, args=(torch.randn(3, 19, 32).double(),))
+    assert again
 
 
 def test_a_comparison_is_read_as_one_alone() -> None:

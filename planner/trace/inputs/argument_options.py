@@ -74,6 +74,8 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
     yield from _positioned(at, name)
     yield from _below_prompts(at, name)
     said = [(config, size) for config in at.configs if (size := sides(config))]
+    if not said and at.stated_sides:
+        said = [(at.configs[0], at.stated_sides)]
     shapes = [
         *dict.fromkeys(
             (_colours(config), *size) for config, size in (*said, (at.configs[0], USUAL))

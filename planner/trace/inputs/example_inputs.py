@@ -21,6 +21,9 @@ from shardwright.planner.trace.inputs.subject import Subject
 CONTENT = ("input_ids", "pixel_values", "input_features", "input_values", "bbox")
 """Arguments that models may need although they have a default: pairs of towers take two."""
 
+VIDEOS = "pixel_values_videos"
+"""The same, where a model takes no images."""
+
 
 def example_inputs(module: nn.Module, dtype: torch.dtype | None = None) -> Iterator[dict[str, Any]]:
     """Yield inputs that `module` may run with, by name; none if its first argument is unknown.
@@ -56,7 +59,8 @@ def _choices(at: Subject) -> Iterator[list[str]]:
         return
     yield first
     said = [name for name in docs if not docs[name].optional and name not in first]
-    others = [name for name in CONTENT if name in at.names and name not in first]
+    content = CONTENT if "pixel_values" in at.names else (*CONTENT, VIDEOS)
+    others = [name for name in content if name in at.names and name not in first]
     others += [name for name in ("encoder_hidden_states",) if name in known and name not in first]
     for more in (said, *([name] for name in others), others[: len(others) * (len(others) > 1)]):
         if more:

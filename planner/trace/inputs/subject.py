@@ -63,6 +63,11 @@ class Subject:
                 return found
         return None
 
+    @cached_property
+    def stated_sides(self) -> tuple[int, int] | None:
+        """The height and width of images that a layer says it takes."""
+        return next((size for layer in self.module.modules() if (size := sides(layer))), None)
+
     def number(self, *keys: str) -> int | None:
         """Return the first number that a config says, outer configs first."""
         found = (number(config, *keys) for config in self.configs)
@@ -85,7 +90,7 @@ def number(config: Any, *keys: str) -> int | None:
 
 
 def sides(config: Any) -> tuple[int, int] | None:
-    """Return the height and width of an image, if the config has them."""
+    """Return the height and width of an image, if the config (or layer) has them."""
     for key in ("image_size", "img_size", "max_img_size"):
         value = getattr(config, key, None)
         if isinstance(value, dict):

@@ -99,6 +99,8 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     Raises:
         ModelError: the model takes other inputs.
     """
+    if type(module).forward is nn.Module.forward:
+        raise ModelError(_without_forward(module))
     if not _takes_text(module) or {*Subject(module).needed} - {IDS}:
         inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
         raise ModelError(
@@ -107,6 +109,17 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
         )
     ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
     return {IDS: ids, **_beside(module, _decodes(module))}
+
+
+def _without_forward(module: nn.Module) -> str:
+    """Say that only parts of a model can be called, and which those are, the largest first."""
+    parts = [(n, m) for n, m in module.named_children() if type(m).forward is not nn.Module.forward]
+    parts.sort(key=lambda part: -sum(p.numel() for p in part[1].parameters()))
+    named = ", ".join(f"{name} ({type(part).__name__})" for name, part in parts[:4])
+    return (
+        f"{type(module).__name__} has no forward of its own, only its parts do: plan one of these "
+        f"as a module, and apply its plan to it: {named or 'none of its children'}"
+    )
 
 
 def _takes_text(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 from shardwright.planner.trace.model.source import Source, named_inputs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.training_runs import in_training
+from shardwright.planner.trace.runs.trials import Trial, Trials
 
 LONGEST = 8192
 """Tokens of a call that is traced; code with a loop over tokens runs as often."""
@@ -40,6 +41,9 @@ def with_other_lengths(source: Source, comparisons: Iterable[str]) -> Source | N
         call = _resized(fullest, length, other)
         if _shapes(call) not in there:
             calls.append(call)
+    if calls:  # an image of 5 pixels may be too small: nothing is traced again for it
+        attempt = Trials(source.module).attempt
+        calls = [call for call in calls if attempt(call) is not Trial.FAILS]
     if not calls:
         return None
     trained = in_training(calls) if any(run.training for run in source.further) else []

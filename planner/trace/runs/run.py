@@ -77,6 +77,15 @@ class RunRefused(ModelError):
     behind = 0
 
 
+class NoCache(ValueError):
+    """A run goes on from a cache, and no call before it leaves one."""
+
+
+def needs_cache(run: Run) -> bool:
+    """Return whether a run cannot be made, nor a call in its place, if no call left a cache."""
+    return run.resumes and without_state(run.kwargs) is None
+
+
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
     """Return the dtype of parameter or buffer `fqn` in `runs`; `own` is the dtype in the model."""
     found = (r.dtype for r in runs if r.dtype and is_within(fqn, r.module))
@@ -141,7 +150,7 @@ class Runner(nn.Module):
         """Return the result of each run, in order.
 
         Raises:
-            ValueError: a run needs the state of the run before it, which left none.
+            NoCache: a run needs the state of the run before it, which left none.
         """
         found: list[Any] = []
         left: State = {}
@@ -153,7 +162,7 @@ class Runner(nn.Module):
             self.begin(traced_call, state)
             given = run.kwargs if state or not run.resumes else without_state(run.kwargs)
             if given is None:
-                raise ValueError("it goes on from a cache, and no call before it leaves one")
+                raise NoCache("it goes on from a cache, and no call before it leaves one")
             if run.fills and not state:
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
