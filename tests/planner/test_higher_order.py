@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from shardwright.errors import ModelError, UsageError
@@ -142,7 +144,20 @@ class Endless(nn.Module):
         return while_loop(lambda y: y.sum() < 9, lambda y: (y + y.abs() + 1,), (x,))[0]
 
 
+class Scanned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        step = lambda carry, row: (carry + row, carry * 2)  # noqa: E731
+        return scan(step, torch.zeros_like(x[:, 0]), x, dim=1)[0] + x.sum(1)
+
+
+class Mapped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return map_rows(torch.tanh, x)
+
+
 REFUSED = {
+    Scanned: "calls torch's scan, which runs code row by row",
+    Mapped: "calls torch's map, which runs code row by row",
     Writes: "shardwright_tests::add_to writes to its arguments",
     Jagged: "nested .jagged. tensors: give padded tensors",
     Endless: "torch.while_loop makes as many passes as data says",

@@ -1,4 +1,4 @@
-"""Trace `torch.cond` and `torch.while_loop` as the Python code that they stand for.
+"""Trace `torch.cond` and `torch.while_loop` as the Python code that they stand for; refuse others.
 
 A condition on data is answered as that of an `if` (`data_queries/`): both branches are traced. A
 loop is traced with the passes that it makes, which must not depend on data.
@@ -20,7 +20,8 @@ from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.thread_patches import patched_in_this_thread
 
 COND, LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
-for _name in (COND, LOOP):
+SCAN, MAP = "torch._higher_order_ops.scan", "torch._higher_order_ops.map"
+for _name in (COND, LOOP, SCAN, MAP):
     import_module(_name)
 
 MOST = 64
@@ -31,8 +32,21 @@ MOST = 64
 def higher_order_ops_as_python() -> Iterator[None]:
     """Context manager in which these functions run as Python code in this thread."""
     cond, loop = sys.modules[COND], sys.modules[LOOP]
-    with patched_in_this_thread([(cond, "cond_op", _cond), (loop, "while_loop_op", _while)]):
+    scan, maps = sys.modules[SCAN], sys.modules[MAP]
+    refused = [(scan, "scan_op", _by_rows("scan")), (maps, "map_impl", _by_rows("map"))]
+    traced = [(cond, "cond_op", _cond), (loop, "while_loop_op", _while)]
+    with patched_in_this_thread([*traced, *refused]):
         yield
+
+
+def _by_rows(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unproven(
+            f"it calls torch's {name}, which runs code row by row: write a loop in Python, or put "
+            "it into a module of its own, which then stays whole"
+        )
+
+    return refuse
 
 
 def _cond(condition: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any) -> Any:
