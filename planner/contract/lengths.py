@@ -87,7 +87,7 @@ def parsed(text: str) -> ast.Compare:
 
 def _is_size(node: ast.expr) -> bool:
     match node:
-        case ast.Constant(value=int()):
+        case ast.Constant(value=int()) | ast.UnaryOp(ast.USub(), ast.Constant(value=int())):
             return True
         case ast.Subscript(
             value=ast.Attribute(value=ast.Name(), attr="shape"), slice=ast.Constant(value=int())
@@ -109,6 +109,8 @@ def _size(node: ast.expr, sizes: Mapping[str, int]) -> int:
     match node:
         case ast.Constant(value=value):
             return int(value)  # type: ignore[arg-type]
+        case ast.UnaryOp(operand=operand):
+            return -_size(operand, sizes)
         case ast.BinOp(left=left, op=op, right=right):
             return COMPUTE[type(op)](_size(left, sizes), _size(right, sizes))
     return sizes[ast.unparse(node)]

@@ -152,7 +152,7 @@ class Scanned(nn.Module):
 
 class Mapped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return map_rows(torch.tanh, x)
+        return map_rows(torch.tanh, x)  # pyright: ignore[reportArgumentType]
 
 
 REFUSED = {

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.planner.trace.data_queries.model_code import parsed
+from shardwright.planner.trace.sizes.expressions import reads_of
 
 DROPPING = (
     torch.dropout,
@@ -56,11 +57,16 @@ def harmless(frame: Any) -> bool:
     return harmless_at(frame.f_code, frame.f_lasti, {**frame.f_globals, **frame.f_locals})
 
 
-def harmless_at(code: CodeType, at: int, names: Mapping[str, Any]) -> bool:
-    """Do the same for a byte offset of `code`, whose names have these values."""
+def harmless_at(
+    code: CodeType, at: int, names: Mapping[str, Any], kind: type[ast.AST] = ast.AST
+) -> bool:
+    """Do the same for a byte offset of `code`, whose names have these values.
+
+    An expression of another `kind` there, such as `min(n, 16)`, does not have the answer as value.
+    """
     place = next(islice(code.co_positions(), at // 2, None))
     around = _around(code.co_filename, place)
-    if not around:
+    if not around or not isinstance(around[0], kind):
         return False
     asked, *outer = around
     for node in outer:
@@ -137,6 +143,8 @@ def _value(node: Any, names: Mapping[str, Any], given: Mapping[ast.AST, bool]) -
 
 def _plain(value: Any) -> Any:
     if value is not None and not isinstance(value, (int, float)):
+        raise Unclear
+    if reads_of(getattr(value, "history", ("constant", 0))):  # another length in other calls
         raise Unclear
     return value
 

@@ -6,6 +6,7 @@ same in all traced calls, and a call for which one comes out otherwise is refuse
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,9 +47,15 @@ def _of_other_object(frame: Any) -> bool:
     return owner is not None and not isinstance(owner, nn.Module)
 
 
-def _number(test: LengthTest) -> Any:
-    """Return the number that a length is compared with, or None."""
-    return test.right[1] if test.right[0] == "constant" else None
+def _question(test: LengthTest) -> tuple[Any, ...]:
+    """Return what is asked: the comparison without the tensors whose lengths are compared."""
+    return test.sign, _of_any_tensor(test.left), _of_any_tensor(test.right)
+
+
+def _of_any_tensor(side: Expression) -> Any:
+    if side[0] == "read":
+        return side[3]
+    return tuple(_of_any_tensor(part) if type(part) is tuple else part for part in side)
 
 
 class LengthTests:
@@ -89,10 +96,9 @@ class LengthTests:
         for (code, at), tests in self.found.items():
             lines = {int(test.where.rpartition(":")[2]) for test in tests}
             raises = any(answer_that_goes_on(code.co_filename, n) is not None for n in lines)
-            if raises or harmless_at(code, at, self._names[code, at]):
+            if raises or harmless_at(code, at, self._names[code, at], ast.Compare):
                 continue
-            # A shape is compared length by length.
-            outcomes = grouped((_number(test), test.outcome) for test in tests)
-            out += [test for test in tests if len({*outcomes[_number(test)]}) == 1]
+            outcomes = grouped((_question(test), test.outcome) for test in tests)
+            out += [test for test in tests if len({*outcomes[_question(test)]}) == 1]
         self._names.clear()
         return out

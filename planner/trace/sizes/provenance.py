@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ LOSING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ __bool__ __int__ __trunc__ __round__ __float__
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__
 __rfloordiv__ __mod__ __rmod__ __divmod__ __rdivmod__ __pow__ __rpow__ __neg__ __abs__
-__repr__ __str__ __format__
+__repr__ __str__ __format__ is_integer as_integer_ratio
 """.split()
 """Methods of quotients whose results have no history."""
 
@@ -307,6 +308,15 @@ def _pin(method: str) -> Any:
     return apply
 
 
+def _bound(method: str, other: Any) -> int | None:
+    """Return the integer that a comparison with `other` compares with; None if no number is it."""
+    if not isinstance(other, float):
+        return other if isinstance(other, int) else None
+    if not math.isfinite(other) or (method in ("__eq__", "__ne__") and other % 1):
+        return None  # it comes out the same for all lengths
+    return math.ceil(other) if method in ("__lt__", "__ge__") else math.floor(other)
+
+
 def _ask(method: str) -> Any:
     def apply(self: SourcedInt, *others: Any) -> Any:
         other = others[0] if others else None
@@ -318,10 +328,13 @@ def _ask(method: str) -> Any:
         elif int.__eq__(self, other):
             self.provenance.as_equal(self.expression, other.expression)
         result = getattr(int, method)(self, *others)
+        if result is NotImplemented and isinstance(other, float):
+            result = getattr(operator, method)(self.plain, other)
         if method not in SIGNS:
             self.provenance.as_lost(self.expression)
-        if method in SIGNS and isinstance(other, int) and isinstance(result, bool):
-            sides = self.expression, expression_of(other)
+        bound = _bound(method, other) if method in SIGNS else None
+        if bound is not None and isinstance(result, bool):
+            sides = self.expression, expression_of(bound)
             module = self.provenance.innermost
             self.provenance.tests.note(SIGNS[method], *sides, result, module)
         return result
@@ -353,10 +366,10 @@ def _lose(method: str) -> Any:
     return apply
 
 
-def _logarithm(name: str) -> Any:
+def _unseen(name: str) -> Any:
     own = getattr(math, name)
 
-    def apply(*given: Any) -> float:
+    def apply(*given: Any) -> Any:
         for value in given:
             if isinstance(value, SourcedInt):
                 value.provenance.as_lost(value.expression)
@@ -365,7 +378,7 @@ def _logarithm(name: str) -> Any:
     return math, name, apply
 
 
-LOGARITHMS = [*map(_logarithm, ("log", "log2", "log10"))]
+UNSEEN = [*map(_unseen, ("log", "log2", "log10", "gcd", "lcm"))]
 """Functions of `math` that codes compute lengths with (the next power of 2), and what notes it."""
 
 for _name in LOSING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.planner.trace.sizes.provenance import LOGARITHMS, Provenance, SourcedInt
+from shardwright.planner.trace.sizes.provenance import UNSEEN, Provenance, SourcedInt
 from shardwright.planner.trace.sizes.size_mode import SizeMode
 from shardwright.planner.trace.state.attribute_contents import KeptContents
 from shardwright.planner.trace.thread_patches import patched_in_this_thread
@@ -34,7 +34,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     forward = top.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with SizeMode(provenance), patched_in_this_thread(LOGARITHMS):
+        with SizeMode(provenance), patched_in_this_thread(UNSEEN):
             output = forward(*args, **kwargs)
         provenance.close()
         return output
