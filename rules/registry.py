@@ -21,7 +21,8 @@ for _family in (contraction, indexing, normalization, pointwise, reduction, shap
 def rule_for(call: OpCall) -> Rule | None:
     """Return the rule of `call`, bound to its shapes; None if it has none.
 
-    The tensors of an op without a rule must be replicated.
+    A registered rule comes before that of the table. The tensors of an op without a rule must be
+    replicated.
 
     Raises:
         PluginError: an added rule does not fit the call, or cannot be read.

@@ -35,7 +35,7 @@ from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
 from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
 from shardwright.runtime.modules.layers import apply_module
-from shardwright.runtime.modules.parameters import LocalTensors, distribute
+from shardwright.runtime.modules.parameters import LocalTensors, make_dtensors
 from shardwright.runtime.modules.recomputation import recompute_blocks
 from shardwright.runtime.quantized.config import drop_quantization, read_quantization
 from shardwright.runtime.ranks.agreement import agree, tried
@@ -125,7 +125,7 @@ def load(
     wanted = {"dtype": dtype, "dequantize": bool(dequantize), **hub._asdict()}
     given = _plan_wanted(plan, tp, mesh, model, trust_remote_code=trust_remote_code, **wanted)
     plan, ranks = meet(given, mesh, where, timeout)
-    local = own_rows_wanted(cp, plan)
+    own_rows = own_rows_wanted(cp, plan)
     how = (plan, weights, dtype, trust_remote_code, hub, model_kwargs)
     opened, failure = tried(lambda: _open_checkpoint(model, *how))
     checkpoint, out = opened or (None, None)
@@ -138,7 +138,7 @@ def load(
     assert out is not None
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress, "keep": keep}
     split_and_read(out, plan, ranks, checkpoint, where, **options)
-    if local:
+    if own_rows:
         take_own_rows(out, ranks)
     return cast("LoadedModel", out.eval())
 
@@ -176,7 +176,7 @@ def split_and_read(
         )
         agree("loading", failure, groups=groups)
         model.shardwright_report = report  # type: ignore[assignment]
-    distribute(model, ranks)
+    make_dtensors(model, ranks)
     average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
 
 
@@ -278,15 +278,15 @@ def apply(
     """
     where = next((p.device for p in model.parameters() if not p.is_meta), None)
     plan, ranks = meet(_plan_wanted(plan, tp, mesh, model), mesh, where, timeout)
-    local = own_rows_wanted(cp, plan)
+    own_rows = own_rows_wanted(cp, plan)
     groups = groups_of(plan.mesh, ranks)
     _, failure = tried(lambda: _refuse_other_model(model, plan))
     alike = {"model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     ranks = _split(model, plan, ranks)
-    distribute(model, ranks)
+    make_dtensors(model, ranks)
     average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
-    if local:
+    if own_rows:
         take_own_rows(model, ranks)
     return model
 

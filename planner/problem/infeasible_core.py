@@ -50,7 +50,9 @@ class Contradiction(InfeasibleError):
         return list(dict.fromkeys(f.text for f in self.facts if f.kind not in ("pin", "use")))
 
 
-def refuse(network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]) -> None:
+def raise_if_explained(
+    network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]
+) -> None:
     """Raise an error that explains why a problem has no solution.
 
     It returns if there is a solution, or if no explanation is found in time.

@@ -16,7 +16,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded
 from shardwright.planner.emit.reasons import replicated_parameters
 from shardwright.planner.problem.optimize import Optimum
-from shardwright.planner.search.plan import derived_keys
+from shardwright.planner.search.emitted_plan import derived_keys
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import UnfoldedSolution
 

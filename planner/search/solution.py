@@ -21,7 +21,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME, CostFunctionNetwork
 from shardwright.planner.problem.conventions import TABLES
-from shardwright.planner.problem.infeasible_core import refuse
+from shardwright.planner.problem.infeasible_core import raise_if_explained
 from shardwright.planner.problem.memory_budget import OverMemory, within
 from shardwright.planner.problem.objective import byte_price_ns
 from shardwright.planner.problem.optimize import Optimum, optimize
@@ -160,7 +160,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     solve_by = solvers.load(solver)
     small = formulation.small
     if small is None:
-        refuse(network, task.graph, pinned)
+        raise_if_explained(network, task.graph, pinned)
         raise InfeasibleError("the rules contradict each other on this model: please report it")
     figures(
         variables=len(network.problem.names),
@@ -193,7 +193,9 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
             ),
         )
     except SolverError:
-        refuse(network, task.graph, pinned)  # an infeasible problem may be why time ran out
+        raise_if_explained(
+            network, task.graph, pinned
+        )  # an infeasible problem may be why time ran out
         raise
     stage("check")
     layouts, there = candidate(optimum.assignment)

@@ -16,7 +16,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
 from shardwright.planner.emit.redistributions import InconsistentBoundary
 from shardwright.planner.graph.graph import SizeArgument
-from shardwright.planner.search.plan import finished, make_plan
+from shardwright.planner.search.emitted_plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage

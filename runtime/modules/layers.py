@@ -91,9 +91,9 @@ def apply_module(
     """
     if boundary_of(module) is not None:
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
-    state = ModuleBoundary(mesh, module, path, spec)
+    boundary = ModuleBoundary(mesh, module, path, spec)
     if spec.layer == UNCHANGED:
-        vars(module)["_shardwright"] = state  # `wrap_root` changes its class
+        vars(module)["_shardwright"] = boundary  # `wrap_root` changes its class
         return
     if "forward" in vars(module):
         raise PlanError(
@@ -101,9 +101,9 @@ def apply_module(
             "apply the plan first"
         )
     original, lengths = type(module), lengths or Lengths()
-    state.group = mesh.groups.get(TP)
+    boundary.group = mesh.groups.get(TP)
     own: Any = original.forward
-    state.linear = own is nn.Linear.forward and not spec.sizes
+    boundary.linear = own is nn.Linear.forward and not spec.sizes
     cls, bases = _classes(original, spec.layer, path)
     names, varargs = positions(original.forward)
     for slot, changes in _by_slot(spec.inputs).items():
@@ -111,30 +111,34 @@ def apply_module(
         index = index_of(root, names, varargs)
         reshard = _reshards(changes, mesh, path, lengths)
         outer = changes[0].before
-        state.inputs.append(SlotChange(slot, root, tuple(keys), reshard, index, outer_slot=outer))
-    state.inputs_from_outer = [change for change in state.inputs if change.outer_slot is not None]
+        boundary.inputs.append(
+            SlotChange(slot, root, tuple(keys), reshard, index, outer_slot=outer)
+        )
+    boundary.inputs_from_outer = [
+        change for change in boundary.inputs if change.outer_slot is not None
+    ]
     for slot, changes in _by_slot(spec.outputs).items():
         reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
-        state.outputs.append(SlotChange(slot, slot, keys_of(slot), reshard, head=head))
+        boundary.outputs.append(SlotChange(slot, slot, keys_of(slot), reshard, head=head))
     for slot, changes in _by_slot(spec.keeps).items():
         reshard = _reshards(changes, mesh, path, lengths)
-        state.attributes.append(SlotChange(slot, slot, (), reshard))
-    _place(module, spec, state, tensors or LocalTensors())
+        boundary.attributes.append(SlotChange(slot, slot, (), reshard))
+    _place(module, spec, boundary, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         name = attribute.partition(".")[0]
         if name in vars(module):
-            state.full_values.setdefault(name, vars(module)[name])
+            boundary.full_values.setdefault(name, vars(module)[name])
         set_local(module, attribute, dim, mesh)
-    state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
+    boundary.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
     if spec.draws:
-        state.draws, state.draws_apart = [Part(d, mesh, lengths) for d in spec.draws], True
+        boundary.draws, boundary.draws_apart = [Part(d, mesh, lengths) for d in spec.draws], True
     if spec.dispatch is not None:
-        state.dispatcher = Dispatcher(spec, mesh, own, path)
+        boundary.dispatcher = Dispatcher(spec, mesh, own, path)
     if spec.attention:
-        state.attention = _attention_rows(spec.attention, mesh, path, lengths)
-    state.settle()
-    put_class(module, state, *bases, named=original if cls is LocalModule else cls)
+        boundary.attention = _attention_rows(spec.attention, mesh, path, lengths)
+    boundary.settle()
+    put_class(module, boundary, *bases, named=original if cls is LocalModule else cls)
     wrap_hooks(module)
     if (set_up := getattr(cls, "set_up", None)) is not None:
         set_up(module)
@@ -221,23 +225,23 @@ def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) ->
 
 
 def _place(
-    module: nn.Module, spec: ModulePlan, state: ModuleBoundary, tensors: LocalTensors
+    module: nn.Module, spec: ModulePlan, boundary: ModuleBoundary, tensors: LocalTensors
 ) -> None:
     """Replace full parameters and buffers by local ones."""
     for name, entry in spec.parameters.items():
-        full = f"{state.path}.{name}" if state.path else name
+        full = f"{boundary.path}.{name}" if boundary.path else name
         home: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
         old = home.get(name)
         if old is None:
             raise PlanError(f"the plan splits '{full}', which the model does not have")
         placement = parse(entry.placement)
-        home[name] = tensors.local(old, placement, state.mesh, full)
+        home[name] = tensors.local(old, placement, boundary.mesh, full)
         home[name].shardwright_placement = placement
-        state.placements[name] = used = placement
+        boundary.placements[name] = used = placement
         if entry.use is not None and (used := parse(entry.use)) != placement:
             change = Redistribution(slot=name, source=entry.placement, target=entry.use)
-            state.uses[name] = _reshard(change, state.mesh, state.path, Lengths())
+            boundary.uses[name] = _reshard(change, boundary.mesh, boundary.path, Lengths())
         if name == "weight":
             sizes = (n for kind, names in SIZES if isinstance(module, kind) for n in names)
-            state.full_values |= {name: vars(module)[name] for name in sizes}
-            set_sizes(module, used.local_shape(state.mesh.coords))
+            boundary.full_values |= {name: vars(module)[name] for name in sizes}
+            set_sizes(module, used.local_shape(boundary.mesh.coords))

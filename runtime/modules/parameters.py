@@ -50,7 +50,7 @@ class LocalTensors:
             raise PlanError(
                 f"'{name}' has shape {list(old.shape)}; the plan is for {list(placement.shape)}"
             )
-        new = old if not placement.meshes else _cut(old, placement, mesh)
+        new = old if not placement.meshes else _local_part(old, placement, mesh)
         self._known[id(old)] = (old, new, placement)
         return new
 
@@ -65,7 +65,8 @@ class LocalTensors:
                 )
 
 
-def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+def _local_part(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    """Return the local tensor. On meta it only has the shape: the loader fills in the numbers."""
     if old.is_meta:
         sizes = [n or 0 for n in placement.local_shape(mesh.coords)]
         new = torch.empty(sizes, dtype=old.dtype, device="meta")
@@ -77,7 +78,7 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
     return new
 
 
-def distribute(model: nn.Module, mesh: Mesh) -> None:
+def make_dtensors(model: nn.Module, mesh: Mesh) -> None:
     """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
 
     The model's calls get the patches of torch that its code needs. (A dry run makes neither.)

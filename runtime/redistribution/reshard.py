@@ -1,6 +1,7 @@
 """Redistributes local tensors between two placements, forward and backward.
 
 `planner/contract/redistribute.py` determines the steps, from the table in `transitions.py`.
+Gather, scatter, take and pad are methods of `Split` (`split.py`), which are called by name.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.search.plan import NO_PADDING_MASK
+from shardwright.planner.search.emitted_plan import NO_PADDING_MASK
 from shardwright.planner.trace.model import source
 from shardwright.planner.trace.model.source import read_source
 from shardwright.planner.trace.runs.example_calls import text_inputs

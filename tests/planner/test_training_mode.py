@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
-from shardwright.planner.search.plan import IN_EVAL_MODE
+from shardwright.planner.search.emitted_plan import IN_EVAL_MODE
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
