@@ -11,14 +11,16 @@ import pytest
 from tests.marks import are_long
 
 
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Before the first test is imported, let examples take as long as they do."""
-    if isinstance(collector, pytest.Session):
-        from hypothesis import HealthCheck, settings
+def pytest_collectstart() -> None:
+    """Before a test is imported, let examples take as long as they do.
 
-        slow = [HealthCheck.too_slow]
-        settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
-        settings.load_profile("untimed")
+    It is not called for the session itself, whose folder is not that of this file.
+    """
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
+    settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="module", autouse=True)

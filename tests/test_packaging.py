@@ -12,6 +12,7 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+from hypothesis import settings
 
 import shardwright
 from shardwright.planner.contract.styles import STYLES
@@ -300,3 +301,7 @@ def test_imports_between_folders_run_one_way() -> None:
         print(*sorted(order.nodes[n]["members"]))
     assert between.has_edge("planner.api", "planner.trace"), "no imports found"
     assert not [set(c) for c in nx.strongly_connected_components(between) if len(c) > 1]
+
+
+def test_examples_of_hypothesis_are_not_timed() -> None:
+    assert settings.default is not None and settings.default.deadline is None  # set in conftest.py
