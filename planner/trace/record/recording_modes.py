@@ -265,8 +265,8 @@ def _shown(elem: torch.Tensor) -> FunctionalTensor:
     These are refused. The notes take most of its time.
     """
     dense = elem.layout == torch.strided
-    memory: Any = (elem.stride(), elem.storage_offset()) if dense else (None, None)
-    like = elem.shape, *memory, None, elem.dtype, elem.layout
+    stride, offset = (elem.stride(), elem.storage_offset()) if dense else (None, None)
+    like = elem.shape, stride, offset, None, elem.dtype, elem.layout
     keys = EXTRA_KEYS & torch._C._dispatch_keys(elem)  # pyright: ignore
     how = elem.device, False, elem.requires_grad, None, False, False, keys
     out: Any = torch.Tensor._make_wrapper_subclass(FunctionalTensor, *like, *how)
