@@ -5,6 +5,7 @@ when tests are collected: the controller of pytest-xdist, for which workers wait
 """
 
 import gc
+from functools import cache
 
 import pytest
 
@@ -12,10 +13,16 @@ from tests.marks import are_long
 
 
 def pytest_collectstart() -> None:
-    """Before a test is imported, let examples take as long as they do.
+    """Call `_untimed` before a test is imported.
 
-    It is not called for the session itself, whose folder is not that of this file.
+    This is not called for the session itself, whose folder is not that of this file.
     """
+    _untimed()
+
+
+@cache
+def _untimed() -> None:
+    """Let examples take as long as they do."""
     from hypothesis import HealthCheck, settings
 
     slow = [HealthCheck.too_slow]

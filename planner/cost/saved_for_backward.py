@@ -13,7 +13,7 @@ from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.rules.call import Operand, packet_named
 
 MOST = 10_000
-"""The most ops of which it is kept what they save."""
+"""The most entries of `_known`."""
 
 _known: dict[str, frozenset[int]] = {}
 """An op, its arguments, shapes and dtypes -> the numbers of the operands and results it saves."""
@@ -24,8 +24,8 @@ class SavedForBackward:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._of: dict[tuple[int, tuple[bool, ...]], frozenset[int]] = {}
-        """What is in `_known` by the id of a call, which copies of a block share."""
+        self._by_call: dict[tuple[int, tuple[bool, ...]], frozenset[int]] = {}
+        """The same as `_known`, by the id of a call, which copies of a block share."""
 
     def of(self, op: Op) -> list[str]:
         """Return the inputs and outputs of `op` that it saves."""
@@ -33,14 +33,14 @@ class SavedForBackward:
         grads = tuple(self.graph.tensors[n].differentiable for n in names)
         if not any(grads[len(op.inputs) :]):
             return []
-        if (saved := self._of.get((id(op.call), grads))) is None:
+        if (saved := self._by_call.get((id(op.call), grads))) is None:
             call = op.call
             key = f"{call.op} {call.arguments} {call.operands} {call.operand_dtypes} {grads}"
             if len(_known) >= MOST:
                 _known.clear()
             if key not in _known:
                 _known[key] = _run(op, grads)
-            saved = self._of[id(call), grads] = _known[key]
+            saved = self._by_call[id(call), grads] = _known[key]
         return [names[i] for i in sorted(saved)]
 
 

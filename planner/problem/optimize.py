@@ -36,7 +36,14 @@ from shardwright.planner.problem.objective import (
     weighed_time,
 )
 from shardwright.planner.solvers import backtracking
-from shardwright.planner.solvers.elimination import Elimination, Front, assignment, hull, tables_of
+from shardwright.planner.solvers.elimination import (
+    Elimination,
+    Front,
+    assignment,
+    cheapest,
+    hull,
+    tables_of,
+)
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
 
@@ -138,8 +145,9 @@ class PricedPlans:
 
     def _cheapest(self, points: Front, weight: int) -> tuple[int, ...] | None:
         """Return the plan of the cheapest point if a byte costs `weight`; None without points."""
-        best = min(points, key=lambda p: weight * p[0] + p[1], default=None)
-        return None if best is None else assignment(best[2], len(self.problem.domains))
+        if not points:
+            return None
+        return assignment(cheapest(points, weight)[2], len(self.problem.domains))
 
     def _best(self, weight: int) -> tuple[Result, tuple[int, ...]]:
         """Return the best plan if a byte costs `weight` units of the other component.
@@ -158,13 +166,17 @@ class PricedPlans:
 
     def _asked(self, weight: int) -> Result:
         """Solve for one weight: what elimination left, and the problem if time runs out."""
-        now = time.monotonic()
-        count, end = len(self.problem.domains), now + max((self.deadline - now) / 4, 0.05)
+        count, end = len(self.problem.domains), time.monotonic() + self._seconds
         result = backtracking.search(self._work.weighed(weight), count, end)
         if result.status in ("optimal", "infeasible") or self.solver is backtracking.solve:
             return result
-        seconds = max((self.deadline - time.monotonic()) / 4, 0.05)
-        return self.solver(self._two.weighed([(weight, 1)]), 0, {}, result.assignment, seconds)
+        problem = self._two.weighed([(weight, 1)])
+        return self.solver(problem, 0, {}, result.assignment, self._seconds)
+
+    @property
+    def _seconds(self) -> float:
+        """The time for one solution from now on."""
+        return max((self.deadline - time.monotonic()) / 4, 0.05)
 
 
 def optimize(

@@ -64,20 +64,11 @@ def recompute_all(now: SearchState) -> SearchState | None:
     return replace(now.restart(every), without_recompute=now)
 
 
-class Saving(NamedTuple):
-    """How few blocks need to be computed again in the backward pass, if the placements stay.
+def least_time(now: SearchState) -> int | None:
+    """Return the nanoseconds of a step if as few blocks as may fit are computed again.
 
-    `of_block` is the bytes that one block saves, `fewest` the number of blocks, and `time_ns` the
-    time of a step with so many.
+    The placements stay. None if not all blocks are computed again.
     """
-
-    of_block: int
-    fewest: int
-    time_ns: int
-
-
-def saving(now: SearchState) -> Saving | None:
-    """Return what fewer blocks would save; None if not all blocks are computed again."""
     found, kept = now.outcome, now.without_recompute
     if kept is None or kept.formulation is None or not isinstance(found, Solution):
         return None
@@ -89,7 +80,7 @@ def saving(now: SearchState) -> Saving | None:
     of_block = max((before.memory.total - after.memory.total) // most, 1)
     fewest = min(max(ceil((over.least - over.budget) / of_block), 1), most)
     more = after.bill.first_run.price.time - before.time_ns
-    return Saving(of_block, fewest, before.time_ns + more * fewest // most)
+    return before.time_ns + more * fewest // most
 
 
 def recompute_fewer(now: SearchState) -> SearchState | None:

@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import FITTING, Tell, climb, saving, search
+from shardwright.planner.search.ladder import FITTING, Tell, climb, least_time, search
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task
@@ -180,8 +180,8 @@ def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> li
 
 def _at_best(now: SearchState) -> MeshChoice:
     """Return what may be found on a mesh if fewer blocks are computed again."""
-    choice, save = _choice(now), saving(now)
-    return choice if save is None else choice.model_copy(update={"time_ns": save.time_ns})
+    choice, time_ns = _choice(now), least_time(now)
+    return choice if time_ns is None else choice.model_copy(update={"time_ns": time_ns})
 
 
 def _choice(now: SearchState) -> MeshChoice:

@@ -192,10 +192,8 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
                 held(values), largest(task.graph, costs, network.assignment(values))
             ),
         )
-    except SolverError:
-        raise_if_explained(
-            network, task.graph, pinned
-        )  # an infeasible problem may be why time ran out
+    except SolverError:  # an infeasible problem may be why time ran out
+        raise_if_explained(network, task.graph, pinned)
         raise
     stage("check")
     layouts, there = candidate(optimum.assignment)

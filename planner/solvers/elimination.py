@@ -141,6 +141,11 @@ def join(
     return Table(scope, rows)
 
 
+def cheapest(front: Front, weight: int) -> Point:
+    """Return the point that is cheapest if a unit of the first component costs `weight`."""
+    return min(front, key=lambda point: weight * point[0] + point[1])
+
+
 class Elimination:
     """Eliminates the variables of some tables; `left` are the variables that remain.
 
@@ -176,7 +181,8 @@ class Elimination:
                 if self._queued.get(v) == size:
                     del self._queued[v]
                     self._eliminate(v, limit)
-                    limit //= patience if v in self.left else 1
+                    if v in self.left:
+                        limit //= patience
 
     def weighed(self, weight: int) -> Elimination:
         """Return what is left as a problem of one component: the first costs `weight` a unit.
@@ -184,12 +190,12 @@ class Elimination:
         Of the values of variables that are gone, the cheapest are chosen.
         """
 
-        def cheapest(front: Front) -> Front:
-            x, y, choices = min(front, key=lambda point: weight * point[0] + point[1])
+        def one_point(front: Front) -> Front:
+            x, y, choices = cheapest(front, weight)
             return [(weight * x + y, 0, choices)]
 
         tables = [
-            Table(scope, {key: cheapest(front) for key, front in rows.items()})
+            Table(scope, {key: one_point(front) for key, front in rows.items()})
             for scope, rows in self.tables.values()
         ]
         return Elimination({v: self.sizes[v] for v in self.left}, tables, pareto)

@@ -36,7 +36,7 @@ from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of
 from shardwright.runtime.boundary.module_class import LocalModule, put_class
 from shardwright.runtime.code.attributes import PREFIX
-from shardwright.runtime.code.model_objects import is_config, may_change
+from shardwright.runtime.code.model_objects import has_forward, is_config, may_change
 from shardwright.runtime.code.names_in_code import NOT_MODELS, ReadNames
 from shardwright.runtime.communication import facts
 from shardwright.runtime.ranks.agreement import agree
@@ -85,7 +85,7 @@ class ChangeDetection:
         self.started: dict[tuple[str, str], Any] = {}
         self.arrived: list[str] = []
         every = dict(root.named_modules())
-        self.modules = {p: m for p, m in every.items() if type(m).forward is not nn.Module.forward}
+        self.modules = {p: m for p, m in every.items() if has_forward(m)}
         self.classes = {path: type(m) for path, m in every.items()}
         self.read_names = ReadNames(root)
         self.kept = KeptObjects(kept_objects(root, self._is_read))
@@ -207,7 +207,7 @@ class ChangeDetection:
         of_model = state is not None and state.model is self.model and not state.computes_with_full
         if new is old or of_model or type(new).__module__.startswith(WRAPPERS):
             return
-        if type(new).forward is nn.Module.forward:
+        if not has_forward(new):
             for key, child in new._modules.items():
                 if child is not None and old._modules.get(key) is not None:
                     self._replace(old._modules[key], child, f"{name}.{key}")  # type: ignore[arg-type]

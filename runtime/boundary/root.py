@@ -35,6 +35,7 @@ from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.checkpoint.write import save
+from shardwright.runtime.code.model_objects import has_forward
 from shardwright.runtime.code.names_in_code import names_it_reads
 from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
@@ -319,7 +320,7 @@ def front_for(module: nn.Module) -> type:
     This is `LocalModule` if the module's forward may see sharded parameters or buffers. If not, the
     forward need not know whether a planned call runs.
     """
-    if type(module).forward is nn.Module.forward:
+    if not has_forward(module):
         return BoundaryModule
     own = any(p is not None for p in (*module._parameters.values(), *module._buffers.values()))
     inner = {name.rpartition(".")[2] for name, _ in module.named_parameters()}

@@ -36,6 +36,11 @@ DEEPEST = 8
 """Most levels of nested containers or objects that are compared."""
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Whether the class of a module says what a call does: lists of modules do not."""
+    return type(module).forward is not nn.Module.forward
+
+
 def may_change(name: str) -> bool:
     """Whether no code computes anything else if an attribute of this name changes."""
     known = name in HARMLESS or name in FREE or name in OF_TORCH

@@ -119,7 +119,7 @@ class OnMeta(FakeTensorMode):
             if not (here and isinstance(func, OpOverload) and func.namespace == "aten"):
                 raise Elsewhere
             key = func, torch.get_default_dtype(), self._described(args, kwargs)
-            kept, given = _kept.get(key), key
+            kept, given = _kept.get(key), key  # some arguments cannot be in a key
             if kept is not None:
                 shape, stride, dtype, start = kept
                 with _DisableTorchDispatch():

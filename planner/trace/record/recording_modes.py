@@ -85,7 +85,7 @@ def is_pure(op: Any) -> bool:
 
 
 @cache
-def is_view(op: Any) -> bool:
+def gives_views(op: Any) -> bool:
     """Return whether `op` is an ATen op that returns views and changes nothing."""
     views = not op._schema.is_mutable and any(r.alias_info for r in op._schema.returns)
     return op.namespace == "aten" and views and op is not aten.lift_fresh.default
@@ -143,9 +143,9 @@ class Functional(FunctionalTensorMode):
             return _shown(elem)
 
     def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return what torch's mode returns for a view: it calls the same kernel, but slower.
+        """Return what torch's mode returns for a view, by the same kernel.
 
-        Torch's searches pytrees, and asks of each op what is no question for a view.
+        Torch's mode takes twice as long: it searches pytrees, and asks whether the op has effects.
         """
         given, named = mapped(_elem, (args, kwargs))
         here = torch._C._dispatch_tls_local_include_set() | FUNCTIONALIZE
@@ -182,7 +182,7 @@ class Functional(FunctionalTensorMode):
             if func is BOUNDARY:
                 self.aliases.cross(given[0], out)
             return out
-        if is_view(func) and _of_run((args, kwargs)):
+        if gives_views(func) and _of_run((args, kwargs)):
             if not func._can_decompose():
                 return self._view(func, args, kwargs)
             with self:

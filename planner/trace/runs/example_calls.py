@@ -32,6 +32,7 @@ from shardwright.planner.trace.runs.preexisting_tensors import made_or_raised
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trials import Trial, Trials
 from shardwright.planner.trace.runs.unused_modules import settles
+from shardwright.runtime.code.model_objects import has_forward
 
 GET_BASE = "get_base_model"
 """The method of peft models that returns the model with the adapters."""
@@ -99,7 +100,7 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     Raises:
         ModelError: the model takes other inputs.
     """
-    if type(module).forward is nn.Module.forward:
+    if not has_forward(module):
         raise ModelError(_without_forward(module))
     if not _takes_text(module) or {*Subject(module).needed} - {IDS}:
         inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
@@ -113,7 +114,7 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
 
 def _without_forward(module: nn.Module) -> str:
     """Say that only parts of a model can be called, and which those are, the largest first."""
-    parts = [(n, m) for n, m in module.named_children() if type(m).forward is not nn.Module.forward]
+    parts = [(n, m) for n, m in module.named_children() if has_forward(m)]
     parts.sort(key=lambda part: -sum(p.numel() for p in part[1].parameters()))
     named = ", ".join(f"{name} ({type(part).__name__})" for name, part in parts[:4])
     return (
