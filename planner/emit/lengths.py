@@ -57,7 +57,8 @@ def keep_beside_unguarded(graph: Graph, axes: Axes) -> None:
 def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[str]]]:
     """Return the comparisons that calls are checked for, and others, with modules that make them.
 
-    Those with lengths of caches do not count.
+    Others are those of one length, which is not one of a cache. Code also compares masks with
+    sums of lengths, which must not keep a module whole.
     """
     names = _Names(graph, axes)
     outcomes: dict[tuple[str, str, str, str], list[Any]] = {}
@@ -69,14 +70,15 @@ def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[s
     found: dict[str, str] = {}
     unguarded: dict[str, set[str]] = {}
     for (where, left, sign, right), tests in outcomes.items():
-        if len(seen := {test.outcome for test in tests}) == 1:
-            text = f"{left} {sign if True in seen else OPPOSITE[sign]} {right}"
-            if _varies(text):
-                named = _lengths_in(text)
-                if names.traced.keys() >= {*named} and _held(text, names.traced):
-                    found.setdefault(text, where)
-                elif len(named) == 1 and not names.resumed & {*named}:
-                    unguarded.setdefault(text, set()).update(test.module for test in tests)
+        seen = {test.outcome for test in tests}
+        text = f"{left} {sign if True in seen else OPPOSITE[sign]} {right}"
+        if len(seen) > 1 or not _varies(text):
+            continue
+        named = _lengths_in(text)
+        if names.traced.keys() >= {*named} and _held(text, names.traced):
+            found.setdefault(text, where)
+        elif len(named) == 1 and not names.resumed & {*named}:
+            unguarded.setdefault(text, set()).update(test.module for test in tests)
     given = names.given
     for name, where in graph.asked_dims.items():
         alike = [n for n, argument in given.items() if argument == given.get(name)]
@@ -91,7 +93,7 @@ class _Names:
     Attributes:
         given: Tensor that is an argument of the model -> the argument.
         traced: Length of an argument, as text -> its values in the traced calls.
-        resumed: Lengths that were named of tensors in caches, as text.
+        resumed: Lengths of tensors in caches that no argument has, as text.
     """
 
     def __init__(self, graph: Graph, axes: Axes) -> None:
