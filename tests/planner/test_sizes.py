@@ -16,6 +16,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.sizes.expressions import attributes_of, evaluate, reads_of
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
 from tests import planning
+from tests.planner import equal
 from tests.planner.equal import assert_equal
 from tests.planner.mlps import WIDTH, InverseSize
 from tests.planner.modules import (
@@ -204,3 +205,23 @@ def test_sizes_beside_tensors_are_those_of_their_places() -> None:
     module = Merging().double()
     plan = planning.plan(module, 2, args=inputs)
     assert_equal(module, lambda _b, _t: inputs, plan)
+
+
+class Shuffled(nn.Module):
+    """Splits six groups best, by a softmax within each, but shuffles them by their number."""
+
+    def __init__(self, groups: int = 6) -> None:
+        super().__init__()
+        self.groups, self.up, self.down = groups, nn.Linear(8, 48), nn.Linear(48, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).unflatten(-1, (-1, 8)).softmax(-1).flatten(-2)
+        return self.down(F.channel_shuffle(h.mT, self.groups).mT.relu())
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_an_op_gets_the_same_number_on_each_rank(tp: int) -> None:
+    """So it is right only where the groups of the shuffle are whole."""
+    module = Shuffled().double()
+    inputs = equal.features(8)
+    assert_equal(module, inputs, equal.planned(module, inputs, tp))

@@ -68,6 +68,9 @@ DROPOUT = {aten.dropout.default, aten.dropout_.default, *FEATURES}
 """Ops that drop elements at random; their third argument says whether they do."""
 
 
+RESHAPES = (aten.view.default, aten._unsafe_view.default)
+
+
 def is_leaf(op: Any) -> bool:
     """Return whether `op` is not decomposed: it is in LEAVES, or a rule was added for it."""
     return op in LEAVES or (op.namespace != "prim" and added(name_of(op)) is not None)
@@ -325,6 +328,7 @@ class Recorder(OnMeta):
             func = ROWS
         apart = self.table.get(func) or (func.decompose if func._can_decompose() else None)
         if apart is not None and func is not aten.detach.default and not is_leaf(func):
+            first = len(self.calls)
             with self:
                 try:
                     parts = apart(*args, **kwargs)
@@ -335,6 +339,7 @@ class Recorder(OnMeta):
                         raise
                     parts = apart(*there, **named)
             if parts is not NotImplemented:
+                self._keep_numbers(first, args)
                 return parts
         asked = False
         self.noting = False
@@ -357,6 +362,17 @@ class Recorder(OnMeta):
         if reads := OF_SIZES.get():
             self.by_reads += [(made, reads) for made in tensors_in(result)]
         return result
+
+    def _keep_numbers(self, first: int, args: Sequence[Any]) -> None:
+        """Keep dims whole that an op makes by a number, such as the groups of a channel shuffle.
+
+        The op gets the same number on each rank. Calls from the `first` on are those of the op.
+        """
+        numbers = {n for n in args if type(n) is int and n > 1}
+        for call in self.calls[first:] if numbers else ():
+            if call.op in RESHAPES:
+                dims = enumerate(call.result.shape)
+                self.cut += [(call.result, dim) for dim, n in dims if n in numbers]
 
     def whole_module(
         self, kind: str, taken: list[torch.Tensor], given: list[Spec]
