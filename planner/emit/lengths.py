@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -23,6 +24,9 @@ among them: most code compares with 1 only to broadcast, or to leave out a mask.
 
 FEW = (2, 3, 64, 1 << 20)
 """Those for comparisons of several lengths."""
+
+LOOPS = 4
+"""Comparisons in one place of the code beyond which it is a loop."""
 
 MOST_NAMED = 4
 """Lengths in a comparison; a product of them is the number of elements of an argument."""
@@ -58,7 +62,8 @@ def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[s
     """Return the comparisons that calls are checked for, and others, with modules that make them.
 
     Others are those of one length, which is not one of a cache. Code also compares masks with
-    sums of lengths, which must not keep a module whole.
+    sums of lengths, which must not keep a module whole. A loop over blocks compares a length with
+    the end of each: both answers of it are traced with any length.
     """
     names = _Names(graph, axes)
     outcomes: dict[tuple[str, str, str, str], list[Any]] = {}
@@ -69,6 +74,7 @@ def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[s
         outcomes.setdefault((test.where, left, test.sign, right), []).append(test)
     found: dict[str, str] = {}
     unguarded: dict[str, set[str]] = {}
+    places = Counter(where for where, *_ in outcomes)
     for (where, left, sign, right), tests in outcomes.items():
         seen = {test.outcome for test in tests}
         text = f"{left} {sign if True in seen else OPPOSITE[sign]} {right}"
@@ -77,7 +83,7 @@ def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[s
         named = _lengths_in(text)
         if names.traced.keys() >= {*named} and _held(text, names.traced):
             found.setdefault(text, where)
-        elif len(named) == 1 and not names.resumed & {*named}:
+        elif len(named) == 1 and not names.resumed & {*named} and places[where] <= LOOPS:
             unguarded.setdefault(text, set()).update(test.module for test in tests)
     given = names.given
     for name, where in graph.asked_dims.items():

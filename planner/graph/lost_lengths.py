@@ -18,8 +18,7 @@ def varying(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
     own = {atom.id for use in graph.uses for dim in axes.dims[use.stored] for atom in atoms_of(dim)}
 
     def varies(dim: Dim) -> bool:
-        atoms = atoms_of(dim)
-        return all(a.size == 1 for a in atoms) or not {a.id for a in atoms} <= own
+        return dim.size == 1 or not {atom.id for atom in atoms_of(dim)} <= own
 
     return varies
 
