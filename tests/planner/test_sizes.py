@@ -210,9 +210,9 @@ def test_sizes_beside_tensors_are_those_of_their_places() -> None:
 class Shuffled(nn.Module):
     """Splits six groups best, by a softmax within each, but shuffles them by their number."""
 
-    def __init__(self, groups: int = 6) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.groups, self.up, self.down = groups, nn.Linear(8, 48), nn.Linear(48, 8)
+        self.groups, self.up, self.down = 6, nn.Linear(8, 48), nn.Linear(48, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x).unflatten(-1, (-1, 8)).softmax(-1).flatten(-2)

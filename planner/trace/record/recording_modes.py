@@ -69,6 +69,7 @@ DROPOUT = {aten.dropout.default, aten.dropout_.default, *FEATURES}
 
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default)
+"""Ops that reshape, where other ops are decomposed."""
 
 
 def is_leaf(op: Any) -> bool:
