@@ -52,13 +52,10 @@ def interfaces(
     layouts: Layouts, modules: Collection[str], changing: Changing
 ) -> dict[str, Interface]:
     """Return the interface of each of these modules that was called."""
-    unknown, calls = _unknown(layouts), _calls(layouts, modules)
-    tied = ((m, one) for m, one in _tied_modules(layouts, calls) if m in modules)
-    of = {m: m for m in calls} | dict(tied)
-    unused = UnusedGradients(layouts)
+    unknown, unused = _unknown(layouts), UnusedGradients(layouts)
     return {
-        m: _interface(m, calls[one], unused, changing, sorted(unknown.get(one, ())))
-        for m, one in of.items()
+        m: _interface(m, calls, unused, changing, sorted(unknown.get(m, ())))
+        for m, calls in _calls(layouts, modules).items()
     }
 
 
@@ -86,20 +83,6 @@ def enclosing_modules(changed: Iterable[str]) -> set[str]:
     """Return the modules around `changed` outside of blocks, without the root: users call these."""
     around = {name for module in changed for name in prefixes(module)[1:-1]}
     return {name for name in around if pattern(name) == name}
-
-
-def _tied_modules(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
-    """Return (module that was not called, called module with exactly the same parameters)."""
-    held: dict[str, dict[str, str]] = {}
-    for use in layouts.graph.uses:
-        module, _, name = use.fqn.rpartition(".")
-        held.setdefault(module, {})[name] = use.stored
-    twins = {(*found.items(),): m for m, found in reversed(held.items()) if m in called}
-    return [
-        (m, twins[key])
-        for m, found in held.items()
-        if m not in called and (key := (*found.items(),)) in twins
-    ]
 
 
 def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str]]:

@@ -8,8 +8,9 @@ from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
-from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.names import fold, grouped
 from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plain_values import is_plain
 from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
 from shardwright.planner.emit.interfaces import (
@@ -22,8 +23,10 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.experts.probe import Mixture
-from shardwright.planner.graph.graph import ATTENDS, KEEPS, Use
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Graph, Use, taken_by
 from shardwright.planner.strategies.state import REPLICATED, State
+
+SET_BY_TORCH = vars(nn.Module()).keys()
 
 
 def module_plans(
@@ -64,8 +67,7 @@ def module_plans(
     changing = {at: {c.slot for c in found} for at, found in changes.items()}
     every = interfaces(layouts, around | with_sharded_interface(layouts), changing)
     nothing = Interface([], [], False, [], [])
-
-    return {
+    plans = {
         name: ModulePlan(
             layer=_layer(root.get_submodule(name), parameters.get(name, {}))
             if name in around
@@ -85,6 +87,43 @@ def module_plans(
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }
+    twins = _twins(root, layouts.graph)
+    return {n: plans[twins[n]] if twins.get(n) in plans else plan for n, plan in plans.items()}
+
+
+def _twins(root: nn.Module, graph: Graph) -> dict[str, str]:
+    """Return module that the model does not use -> a module it calls that is just like it.
+
+    They have the same class, the same settings and tied parameters, so one plan is right for both.
+    """
+    held: dict[str, dict[str, str]] = {}
+    for use in graph.uses:
+        owner, _, name = use.fqn.rpartition(".")
+        held.setdefault(owner, {})[name] = use.stored
+    called = {b.module for b in graph.crossed} | {p.slot.module for _, p in graph.passed}
+    taken = {*graph.outputs}.union(*map(taken_by, graph.timeline()))
+    used = called | {use.fqn.rpartition(".")[0] for use in graph.uses if use.used in taken}
+    tied = grouped((frozenset(found.items()), name) for name, found in held.items())
+    of = root.get_submodule
+    pairs = (
+        (name, next((n for n in names if n in called and _alike(of(n), of(name))), None))
+        for names in tied.values()
+        for name in names
+        if name not in used
+    )
+    return {name: twin for name, twin in pairs if twin is not None}
+
+
+def _alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules without submodules have the same class and the same settings."""
+    if type(one) is not type(other) or one._modules or other._modules:
+        return False
+    mine, others = (
+        {k: v for k, v in vars(m).items() if k not in SET_BY_TORCH} for m in (one, other)
+    )
+    return mine.keys() == others.keys() and all(
+        v is others[k] or (is_plain(v) and v == others[k]) for k, v in mine.items()
+    )
 
 
 def _dispatch(mixture: Mixture | None) -> Dispatch | None:

@@ -208,6 +208,42 @@ def test_a_layer_that_no_call_ran_is_refused() -> None:
     run_ranks(3, work)
 
 
+class Tied(nn.Module):
+    """Looks ids up in one table only, and multiplies with it; two other modules hold it as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.table = nn.Embedding(60, 16), nn.Embedding(60, 16)
+        self.padded, self.head = nn.Embedding(60, 16, padding_idx=0), nn.Linear(16, 60, bias=False)
+        for module in (self.table, self.padded, self.head):
+            module.weight = self.shared.weight
+        self.up, self.down = nn.Linear(16, 96), nn.Linear(96, 16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        return (x + self.down(self.up(x).tanh())) @ self.table.weight.T
+
+
+def test_a_module_that_no_call_ran_computes_as_its_twin() -> None:
+    """Only one of the same class with the same settings does: other code may need other shards."""
+    torch.manual_seed(0)
+    model, ids = Tied().double(), torch.randint(60, (2, 7))
+    plan = planning.plan(model, tp=2, args=(ids,))
+    assert "@" in plan.modules["shared"].parameters["weight"].placement
+    assert plan.modules["shared"] == plan.modules["table"]
+
+    def work(mesh: Mesh) -> None:
+        split: Any = apply(copy.deepcopy(model), plan, mesh)
+        torch.testing.assert_close(split.shared(ids), model.shared(ids), rtol=0, atol=1e-12)
+        torch.testing.assert_close(split(ids), model(ids), rtol=0, atol=1e-12)
+        with pytest.raises(UsageError, match="in 'head': it is in no call that the plan was made"):
+            split.head(torch.randn(7, 16).double())
+        with pytest.raises(UsageError, match="out 'padded': it is in no call that the plan was"):
+            split.padded(ids)
+
+    run_ranks(2, work)
+
+
 class Gains(nn.Module):
     """Its code reads the weights of a module that it does not call."""
 
