@@ -221,7 +221,10 @@ def search_plan(
     if (tp, mesh, gpus_per_host) != (None, None, None):
         raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
     if memories or speeds:
-        raise UsageError("ranks that differ, and a cluster: give tp or mesh instead")
+        raise UsageError(
+            "speeds, or a memory limit for each rank, cannot be combined with a cluster: give tp "
+            "or mesh instead"
+        )
     found = read(model, cluster.ranks if batch is None else batch, **how)
     ended = choose_mesh(found, cluster, asked, lambda task: dumping(dump, task, write_model))
     return Search(ended, cluster, found)

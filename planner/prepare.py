@@ -112,15 +112,15 @@ def prepare_shares(
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
     if dp not in get_args(DataParallel) or (dp == "fsdp" and copies == 1):
         raise UsageError(
-            f"dp={dp!r}: 'ddp', or 'fsdp' where a mesh has copies to share out a model over, as "
-            "dp=2,tp=4 has"
+            f"dp={dp!r}: it must be 'ddp', or 'fsdp' on a mesh with copies of the model, such as "
+            "dp=2,tp=4"
         )
     along, phases = how.get("sequence_parallel"), parse_phases(how.get("phase", "prefill"))
     if cp > 1 and (along or "decode" in phases):
         asked = "sequence_parallel" if along else "phase 'decode'"
         raise UsageError(
-            f"{asked} and cp={cp}: cp splits sequences of a forward and backward pass by itself, "
-            "and keeps no KV cache: plan with cp=1, or without"
+            f"{asked} cannot be combined with cp={cp}, which shards sequences already and keeps no "
+            f"KV cache: plan with cp=1, or without {asked}"
         )
     if dims.get(EP, 1) > 1:
         _check_spread(dims, dp)
@@ -146,7 +146,8 @@ def _check_unlike(
             raise UsageError(f"{name}: each must be above 0, and finite")
     if dp == "fsdp" or mesh.get(CP, 1) * mesh.get(EP, 1) > 1:
         raise UsageError(
-            "ranks of tp that differ do not go with cp, ep or dp='fsdp': plan without these"
+            "speeds, or a memory limit for each rank, cannot be combined with cp, ep or dp='fsdp': "
+            "plan without these"
         )
 
 
@@ -157,10 +158,10 @@ def _check_spread(mesh: Mapping[str, int], dp: DataParallel) -> None:
         UsageError: they may not, together with something else that is asked for.
     """
     if mesh.get(CP, 1) > 1:
-        raise UsageError("ep and cp: no plan spreads experts and splits sequences, leave out one")
+        raise UsageError("ep cannot be combined with cp: leave out one of them")
     if dp == "fsdp":
         raise UsageError(
-            "ep and dp='fsdp': the copies of a model whose experts are spread average gradients, "
+            "ep cannot be combined with dp='fsdp', because copies over ep average their gradients: "
             "plan with dp='ddp'"
         )
 

@@ -29,7 +29,7 @@ Examples:
 @click.argument("model")
 @click.option("--numeric", is_flag=True, help="Start the ranks on CPU with random weights.")
 @click.option("--layers", type=COUNT, metavar="N",
-              help="For --numeric: cut the model to so many layers, planned anew.")  # fmt: skip
+              help="For --numeric: cut the model to N layers, and plan it again.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES[2:]), default="float32", show_default=True,
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
 @click.option("--accept", is_flag=True,
@@ -88,9 +88,9 @@ def check(
     if as_json:
         click.echo(compact({"ok": ok, **report}))
     if not ok:
-        doubt = "models that compute in float32 inside do"
+        doubt = "this may be rounding if the model computes in float32 internally"
         if dtype == "float32":
-            doubt = "a ReLU whose input is 0 but for rounding may do that: --dtype float64 tells"
+            doubt = "this may be rounding at a ReLU whose input is near 0: try --dtype float64"
         raise PlanError(
             "the split model differs from the unsplit one by more than "
             f"{report['numeric']['tolerance']:g} ({doubt})"

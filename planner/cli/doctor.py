@@ -11,7 +11,7 @@ from shardwright.planner.cli.shared import COUNT, as_json, priced_on, reads_mode
 
 
 @click.command(
-    short_help="Say whether a model will run split, and what of it.",
+    short_help="Say whether a model will run split, and what stays replicated.",
     epilog="""\b
 Examples:
   shardwright doctor some-org/some-model
@@ -27,7 +27,7 @@ Examples:
 def doctor(
     model: str, ranks: tuple[int, ...], device: str, as_json: bool, how: dict[str, Any]
 ) -> None:
-    """Say what of MODEL is split, what stays whole and why, and which calls a split model takes.
+    """Say what of MODEL is split, what stays replicated and why, and which calls it takes.
 
     It is traced once, and planned for least memory on each number of ranks. No weights are read.
     """

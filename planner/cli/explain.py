@@ -26,8 +26,8 @@ Examples:
 def explain(file: str, name: str, model: str | None, as_json: bool, how: dict[str, Any]) -> None:
     """Say why the parameter NAME, or those of a module, are placed as they are.
 
-    What each other placement would cost, or the ops that forbid it: MODEL is traced for that, as
-    the plan was made for it.
+    With MODEL, also say what each other placement would cost, or which ops forbid it. MODEL is
+    the model that the plan was made for. It is traced for this.
     """
     from dataclasses import asdict
 

@@ -21,10 +21,10 @@ from shardwright.planner.cli.shared import check_folder, reads_model, write
 @click.argument("model", required=False)
 @click.option("--to", metavar="FORMAT", required=True,
               help="csv, markdown: tables of all parameters. transformers, torch, vllm: plans for "
-              "these, tried on ranks here first; pull-request: a text for transformers. Or a "
-              "format of another package.")  # fmt: skip
+              "these, tried on ranks of this machine first. pull-request: the text of a pull "
+              "request to transformers. Or a format of another package.")  # fmt: skip
 @click.option("--own-styles", is_flag=True,
-              help="For transformers: the whole plan, by a style of Shardwright.")  # fmt: skip
+              help="For transformers: all of the plan, with a style of Shardwright.")  # fmt: skip
 @reads_model(inputs=False)
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="File to write.  [default: stdout]"
@@ -32,7 +32,7 @@ from shardwright.planner.cli.shared import check_folder, reads_model, write
 def export(
     file: str, model: str | None, to: str, own_styles: bool, output: str | None, how: dict[str, Any]
 ) -> None:
-    """Write a plan in another format; for another runtime, that of MODEL."""
+    """Write a plan in another format. Formats for other runtimes also need MODEL."""
     from shardwright.planner.exports import exports
 
     options: dict[str, Any] = {"own_styles": True} if own_styles else {}

@@ -51,55 +51,57 @@ Examples:
 @click.option("--mesh", metavar="NAME=N,...",
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("--hosts", type=COUNT, metavar="N",
-              help="Choose the mesh for so many hosts.")  # fmt: skip
+              help="Choose the mesh for N hosts.")  # fmt: skip
 @click.option("--gpus-per-host", type=COUNT, metavar="N",
               help="GPUs of a host.  [default: the device's]")  # fmt: skip
 @click.option("--ranks", type=COUNT, metavar="N",
-              help="Choose the mesh for so many GPUs of one host.")  # fmt: skip
+              help="Choose the mesh for N GPUs of one host.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Draw the plan on a page there, with costs of alternatives.")  # fmt: skip
+              help="Draw the plan as an HTML page, with costs of alternatives.")  # fmt: skip
 @click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
-              show_default=True, help="What to minimize, of a pass or per rank.")  # fmt: skip
+              show_default=True,
+              help="Minimize the time of a pass, or the memory of a rank.")  # fmt: skip
 @click.option("--memory", type=ByRank(Size()),
               help="Limit per rank, like 24GiB or 500MB; or one for each: 48GiB,24GiB.  "
               "[default: the device's]")  # fmt: skip
 @click.option("--speeds", type=ByRank(click.FLOAT), metavar="X,X,...",
-              help="How fast each rank is, in shares of the device, if they differ.")  # fmt: skip
+              help="Speed of each rank, relative to the device, if ranks differ.")  # fmt: skip
 @click.option("--solver", metavar="NAME",
               help="cpsat, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
-    show_default=True, help="For all planning.",
+    show_default=True, help="Time limit for planning in total.",
 )  # fmt: skip
 @click.option("--batch", type=COUNT, metavar="N",
               help="Sequences that are priced.  [default: 1 per copy]")  # fmt: skip
 @click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
-              help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
+              help="Tokens in each sequence; for decode, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
 @click.option("--optimizer-bytes", type=Count(0), metavar="N", default=8,
               show_default=True, help="Optimizer state per element, if training.")  # fmt: skip
 @click.option("--expert-imbalance", type=click.FloatRange(min=1), metavar="X", default=1.0,
-              show_default=True, help="With ep: tokens of the rank that gets most, in shares of "
+              show_default=True, help="With ep: tokens of the busiest rank, as a multiple of "
               "the average.")  # fmt: skip
 @click.option("--dp", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True,
               help="What copies do: average gradients, or share out parameters, gradients and "
               "optimizer state, as torch's fully_shard does.")  # fmt: skip
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Parameter dtype.  [default: config's]")
 @click.option("--dequantize", is_flag=True,
               help="Hold weights of a quantized checkpoint dense.")  # fmt: skip
 @priced_on
 @click.option("--pin", "pins", metavar="NAME=PLACEMENT", multiple=True,
               help="Keep parameters at replicate or shard:DIM; repeatable.")  # fmt: skip
 @click.option("--pins", "pin_file", type=click.Path(dir_okay=False), metavar="FILE",
-              help="The same from a JSON object.")  # fmt: skip
+              help="Pins from a JSON object of names and placements.")  # fmt: skip
 @click.option("--pins-from-tp-plan", "follow", is_flag=True,
-              help="The same from the tensor-parallel plan of transformers.")  # fmt: skip
+              help="Pins from the tensor-parallel plan of transformers.")  # fmt: skip
 @click.option("--compare-tp-plan", "compare", is_flag=True,
               help="Price the tensor-parallel plan of transformers, too.")  # fmt: skip
 @click.option("--tp-plan", "table_file", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Take that plan from a JSON object.  [default: the model's own]")  # fmt: skip
+              help="Read the tensor-parallel plan from a JSON object.  "
+              "[default: the model's own]")  # fmt: skip
 @click.option("--sequence-parallel/--no-sequence-parallel", default=None,
               help="Split hidden states between blocks along the sequence.  "
               "[default: only if nothing fits --memory without]")  # fmt: skip
@@ -111,9 +113,9 @@ Examples:
 @click.option("--tune", is_flag=True,
               help="Time other plans, too, on ranks here, and keep the fastest.")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
-              help="Write what the planner saw and decided there, as text.")  # fmt: skip
+              help="Write what the planner saw and decided to DIR, as text.")  # fmt: skip
 @click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Write the CP-SAT model there, in its text format: integers for the axes of "
+              help="Write the CP-SAT model in its text format: integers for the axes of "
               "each tensor (sub-axes that shard it) and for Partial.")  # fmt: skip
 @reads_model()
 @as_json

@@ -33,7 +33,7 @@ Examples:
 """,
 )
 @click.argument("model")
-@click.option("--tp", type=COUNT, metavar="N", help="Plan for so many ranks first.")
+@click.option("--tp", type=COUNT, metavar="N", help="Make a plan for N ranks first.")
 @click.option("--plan", "file", type=click.Path(), metavar="FILE", help="Or serve by this plan.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
@@ -46,7 +46,7 @@ Examples:
               help="Tokens in the KV cache, of all requests together.  "
               "[default: what a GPU has room for; 16384 on CPU]")  # fmt: skip
 @click.option("--max-requests", type=COUNT, metavar="N", default=256, show_default=True,
-              help="More at once are answered with 429.")  # fmt: skip
+              help="Most requests at a time; more get status 429.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               default=600.0, show_default=True, help="Longest time for a request.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
@@ -67,8 +67,9 @@ def serve(
 ) -> None:
     """Serve MODEL split over ranks of this machine, by OpenAI's API.
 
-    Requests are batched continuously. After SIGTERM or SIGINT the server answers what it has, and
-    ends. With SHARDWRIGHT_API_KEY in the environment, clients must give that key.
+    Requests are batched continuously. After SIGTERM or SIGINT the server answers the requests that
+    it has accepted, and ends. With SHARDWRIGHT_API_KEY in the environment, clients must give that
+    key.
     """
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise UsageError(f"serving needs {', '.join(missing)}: pip install 'shardwright[serve]'")

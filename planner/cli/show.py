@@ -31,7 +31,7 @@ Examples:
 )
 @click.argument("files", metavar="PLAN.JSON...", type=click.Path(), nargs=-1, required=True)
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Draw the plans on a page there; it needs nothing but a browser.")  # fmt: skip
+              help="Draw the plans as one HTML page, which needs only a browser.")  # fmt: skip
 @click.option("--model", metavar="MODEL",
               help="With --html: the model, to add what alternatives would cost.")  # fmt: skip
 @reads_model(hub=False)
@@ -43,7 +43,9 @@ def show(
     from shardwright.planner.contract.plan_file import Plan
 
     if html is None and (len(files) > 1 or model or any(how.values())):
-        raise click.UsageError("several plans, --model and what goes with it need --html FILE")
+        raise click.UsageError(
+            "several plans, --model, --inputs and --trust-remote-code need --html FILE"
+        )
     if html is not None and as_json:
         raise click.UsageError("--json and --html exclude each other")
     if how["inputs"] and model is None:

@@ -10,7 +10,7 @@ LARGEST = 2**40
 """Upper limit of sizes and counts in a plan: products of them stay exact."""
 
 MOST_IMBALANCE = 1000
-"""Upper limit of what the busiest rank of `ep` gets, in shares of the average."""
+"""Upper limit of what the busiest rank of `ep` gets, as a multiple of the average."""
 
 Phase = Literal["prefill", "decode", "train"]
 ObjectiveName = Literal["time", "memory"]
@@ -81,7 +81,7 @@ class Workload(SparsePart):
         ge=1,
         le=MOST_IMBALANCE,
         allow_inf_nan=False,
-        description="tokens of the rank of `ep` with the most, in shares of the average; left out "
+        description="tokens of the busiest rank of `ep`, as a multiple of the average; left out "
         "if 1",
     )
     shares: list[Asked] = Field(
@@ -91,7 +91,7 @@ class Workload(SparsePart):
     )
     speeds: list[Speed] = Field(
         default=[],
-        description="how fast the ranks of `tp` are, in shares of the device; left out if all are",
+        description="speeds of the ranks of `tp`, relative to the device; left out if all are 1",
     )
     memories: list[Count] = Field(
         default=[],
@@ -134,7 +134,7 @@ class Workload(SparsePart):
 
     @property
     def speed(self) -> float:
-        """The speed of that rank, in shares of the device."""
+        """The speed of that rank, relative to the device profile."""
         return self.speeds[self.slowest or 0] if self.speeds else 1
 
     @property

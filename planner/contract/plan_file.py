@@ -118,7 +118,7 @@ class Dispatch(SparsePart):
         default=1,
         ge=1,
         le=2,
-        description="experts that the code is told of each token that has come: 2 if it fails with "
+        description="experts that the code gets for each received token: 1, or 2 if it fails with "
         "1, and the second is the first again, with weight 0; left out if 1",
     )
     counts: str | None = Field(
@@ -458,7 +458,7 @@ class Plan(SparsePart):
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{key}: " for key in [".".join(map(str, first["loc"]))] if key)
-            raise PlanError(f"{where} does not hold: {place}{first['msg']}") from None
+            raise PlanError(f"{where} is not valid: {place}{first['msg']}") from None
         return plan.sealed() if resealed else plan
 
     def save(self, path: str | Path) -> None:

@@ -259,4 +259,4 @@ def checked(data: Any, where: str) -> Device:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the profile"
-        raise UsageError(f"device profile {where} does not hold: {place}: {first['msg']}") from None
+        raise UsageError(f"device profile {where} is not valid: {place}: {first['msg']}") from None

@@ -48,7 +48,7 @@ def replicated_parameters(
         if use.stored in pinned:
             reason = "a pin asks for it"
         elif use.used in failed and not possible.get(use.stored):
-            reason = f"sharded, the model's own code fails: {failed[use.used]}"
+            reason = f"the model's own code fails if it is sharded: {failed[use.used]}"
         elif use.stored in idle and not possible.get(use.stored):
             reason = unread(use)
         else:
@@ -75,6 +75,6 @@ def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
     if not states.splits(use.stored):
         return f"it has no axis that {states.ranks} ranks could share"
     return (
-        f"used by {place(ops[0])}; no sharding of it leads to replicated outputs by way of module "
-        "boundaries"
+        f"used by {place(ops[0])}; however it is sharded, redistributions at module boundaries "
+        "cannot make the outputs replicated"
     )

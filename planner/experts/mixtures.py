@@ -81,7 +81,7 @@ def _said(graph: Graph, name: str, module: nn.Module, mixture: Mixture) -> str |
         usual = [plain_value(default)] if is_said(default) else []
         if len(values) != 1 or not any(same_value(values[0], value) for value in usual):
             told.add(flag)
-    return f"it is also given '{min(told)}', with which it was not tested" if told else None
+    return f"it is also called with '{min(told)}', which the test does not cover" if told else None
 
 
 def marked(graph: Graph, mixtures: Mixtures) -> Graph:

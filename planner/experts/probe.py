@@ -218,21 +218,21 @@ class _Probe:
         for name, values in _attributes(whole).items():
             was = before.get(name, ())
             if len(was) != len(values) or any(a is not b for a, b in zip(was, values, strict=True)):
-                return f"it keeps '{name}', which other code may read"
+                return f"it changes its attribute '{name}', which other code may read"
         turned = torch.arange(len(pairs.tokens) - 1).flip(0)
         for some in (turned, turned[-TOKENS:]) if len(turned) > TOKENS else (turned,):
             if not self._close(self._run(whole, pairs.rows(some)), want[some]):
-                return "what it gives for a token depends on the tokens beside it"
+                return "its output for a token depends on the other tokens"
         first = self._experts(self.mixture.first)
         ends = {0, 1, min(first + 1, self.count), self.count - 1, self.count}
         ranges = [*pairwise(sorted(ends))]
         parts = [self._copy(*each, training) for each in ranges]
         found, others = self._with_gradients(pairs, lambda p: self._apart(parts, ranges, p), parts)
         if not self._close(found, want):
-            return "what it gives for a token is not the sum of what each of its experts gives"
+            return "its output for a token is not the sum of the outputs of the token's experts"
         terms = len(pairs.tokens)
         if not all(self._close(o, g, terms) for o, g in zip(others, gradients, strict=True)):
-            return "its gradients are not the sums of those of each token and expert"
+            return "its gradients are not the sums over single tokens and experts"
         return None
 
     def _copy(self, first: int, last: int, training: bool) -> nn.Module:

@@ -89,7 +89,9 @@ def _several(demand: Demand, reason: str) -> Any:
 class Marks:
     """All marks of a graph: one field per kind, with its entries."""
 
-    joined: set[str] = _tensors(Demand.REPLICATED, "what the model gives out is replicated")
+    joined: set[str] = _tensors(
+        Demand.REPLICATED, "untraced code of the model may read the full tensor"
+    )
     """Tensors that untraced code may join with the output of a part of the model."""
 
     read_values: set[str] = _tensors(
@@ -98,7 +100,7 @@ class Marks:
     """Tensors that code reads numbers from."""
 
     decided_unseen: set[str] = _tensors(
-        Demand.READABLE, "code may do something else with it for other inputs, unseen"
+        Demand.READABLE, "code may branch on its inputs where the trace cannot see it"
     )
     """Tensors of code that decides by values or lengths of inputs where no comparison is seen."""
 
@@ -108,7 +110,7 @@ class Marks:
     """Tensors whose gradient code changes, by a hook or by a custom autograd function."""
 
     linear_gradients: set[str] = _tensors(
-        Demand.READABLE, "a function with a backward of its own takes and gives whole tensors"
+        Demand.READABLE, "a custom autograd function takes and returns full tensors"
     )
     """Tensors whose gradient goes through a linear custom backward: a partial one is enough."""
 
@@ -122,24 +124,24 @@ class Marks:
     """
 
     in_place: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "what a module changes in place is the tensor that it was given: {0}"
+        Demand.ONE_STATE, "a tensor that a module changes in place keeps its placement: {0}"
     )
     """(tensor outside of a module, tensor inside it): the module changes the tensor in place, and
     code after the module reads it."""
 
     changed_in_regions: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "code that may not run changes no placement"
+        Demand.ONE_STATE, "code that may be skipped must not change a placement"
     )
     """Tensors before and after conditional code (which data may skip) changes them."""
 
     resumed: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "what a call leaves for the next has the placement of what it found: {0}"
+        Demand.ONE_STATE, "a call must keep the placement of a cache or attribute: {0}"
     )
     """Tensors in a cache or in attributes, before and after a call that continues from them."""
 
     modes: set[tuple[str, str]] = _several(
         Demand.ONE_STATE,
-        "modules take and give the same in training mode: any of them may be in it",
+        "a module needs the same placements in training and eval mode: it may be in either",
     )
     """(tensor at a module in eval mode, tensor in the same call in training mode)."""
 
@@ -150,7 +152,7 @@ class Marks:
     """Tensors that become the scores of a loss. The loss then needs no all-gather."""
 
     reused_outputs: set[str] = _tensors(
-        Demand.REPLICATED, "what the model gives out, and goes on with itself, is one tensor"
+        Demand.REPLICATED, "a tensor that the model returns and also uses must be replicated"
     )
     """Tensors that the model both returns and reads in a module. The gradient of each sums the
     gradients from all of its uses."""

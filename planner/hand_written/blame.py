@@ -30,7 +30,7 @@ TAKEN_FOR = {
 }
 """Move -> the state that a style takes for granted before it."""
 OUTPUT = "output"
-GIVES_OUT = "what the model gives out is replicated"
+GIVES_OUT = "an output of the model must be replicated"
 CAUTION = frozenset(
     {"carried", "handed", "again", "boundary", "use", "decided_unseen", "collected", "modes"}
 )
@@ -94,12 +94,12 @@ def _of_boundary(graph: Graph, rules: Rules, fact: Fact) -> Fault:
     way = "leaves" if at.side == "out" else "enters"
     if fact.kind == "styled" and style is not None:
         move = style_of(style).leaves if at.side == "out" else style_of(style).enters
-        why = f"style '{style}' takes it for {TAKEN_FOR.get(move, 'something else')}"
+        why = f"style '{style}' expects it to be {TAKEN_FOR.get(move, 'something else')}"
         if TAKEN_FOR.get(move) == have:
             why = f"after style '{style}' the style of a module around does not fit"
     else:
-        why = "no style changes that there"
-    text = f"what {way} '{at.module}' is {have}, and {why}"
+        why = "no style redistributes it there"
+    text = f"a tensor that {way} '{at.module}' is {have}, and {why}"
     if not at.module:
         text = f"{GIVES_OUT}, but it is {have}"
     return _at(near, f"{text}: {place(near)}") if near else Fault(text, module=at.module)
@@ -111,7 +111,8 @@ def of_gradient(task: Task, rules: Rules, fact: Fact) -> Fault:
     if op is None:
         return replace(of_fact(task, rules, fact), open=False)
     given = _given(op, fact)
-    return _at(op, f"{place(op)} takes what is {given}, and nothing sums parts of its gradient")
+    text = f"{place(op)} has inputs that are {given}, and no style sums the partial gradient"
+    return _at(op, text)
 
 
 def of_facts(task: Task, error: InfeasibleError) -> Fault:

@@ -15,18 +15,18 @@ from shardwright.planner.strategies.obstacles import place
 
 WORDS = {
     "use": "a rank uses {0} as it stores it: weights do not travel",
-    "carried": "what one block hands to the next is replicated",
-    "handed": "what one block hands to the next is sharded along the sequence",
-    "output": "what the model gives out is replicated",
+    "carried": "a hidden state between blocks must be replicated",
+    "handed": "a hidden state between blocks must be sharded along the sequence",
+    "output": "an output of the model must be replicated",
     "said": "what the plan says of {0}",
     "unsummed": "the gradient of {0} is not summed over the ranks",
     **{name: kind.reason for name, kind in KINDS.items() if kind.reason},
 }
 BOUNDARIES = {
-    "boundary": "no collective does that on the way {0}",
-    "again": "what happens {0} is the same in each call",
-    "kept": "nothing changes on the way {0}",
-    "styled": "the style there leaves nothing else on the way {0}",
+    "boundary": "the tensor that goes {0} cannot be redistributed as needed",
+    "again": "the tensor that goes {0} must be redistributed in the same way in each call",
+    "kept": "the table does not redistribute the tensor that goes {0}",
+    "styled": "the table's style allows no other redistribution of the tensor that goes {0}",
 }
 
 

@@ -66,11 +66,11 @@ class ReadBack:
                 lambda use=use, entry=entry, shared=shared: self._use(use, entry, shared),
             )
             if not rows:
-                said = "nothing" if entry is None else f"'{entry.placement}'"
+                said = "no placement" if entry is None else f"placement '{entry.placement}'"
                 raise PlanError(
-                    f"the plan says {said} of '{use.fqn}'"
+                    f"the plan gives '{use.fqn}' {said}"
                     + (f" and uses it as '{entry.use}'" if entry and entry.use else "")
-                    + ", which no plan of this model can"
+                    + ", which no plan of this model can do"
                 )
             yield f"said {use.fqn}", (use.stored, use.used), rows
 
@@ -97,8 +97,8 @@ class ReadBack:
             if not rows:
                 assert said is not None, "nothing may always be said"
                 raise PlanError(
-                    f"the plan takes the {where} from '{said.source}' to '{said.target}', "
-                    "which no plan of this model can"
+                    f"the plan redistributes the {where} from '{said.source}' to "
+                    f"'{said.target}', which no plan of this model can do"
                 )
             names = crossed(boundary, self.outer.get(boundary.target))
             yield f"said the {where}", names if said else names[-2:], rows

@@ -146,10 +146,10 @@ def doctor_report(found: Diagnosis) -> RenderableType:
         same = installed.partition("+")[0] == TESTED[name]
         grid.add_row(name, installed + ("" if same else f" (tested with {TESTED[name]})"))
     if found.opaque:
-        grid.add_row("not traced", f"{', '.join(found.opaque)}: stay whole")
+        grid.add_row("not traced", f"{', '.join(found.opaque)}: stay replicated")
     table = tables.table(
-        tables.number("RANKS"), tables.number("PARAMETERS_OF_ONE"), tables.number("SHARE"),
-        tables.number("IN_USE"), tables.number("TIME"), tables.words("VERDICT"),
+        tables.number("RANKS"), tables.number("PARAMETERS_PER_RANK"), tables.number("SHARE"),
+        tables.number("MEMORY_PER_RANK"), tables.number("TIME"), tables.words("VERDICT"),
     )  # fmt: skip
     for row in found.ranks:
         if row.why:

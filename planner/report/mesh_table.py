@@ -32,9 +32,9 @@ def mesh_rows(plan: Plan) -> list[list[str]]:
     Tokens a second are those of all GPUs together; for decoding also those of one user.
     """
     phases: list[Phase] = [phase for phase in get_args(Phase) if phase in plan.workload.phases]
-    user = ["of one user"] if "decode" in phases else []
+    user = ["tokens/s/user"] if "decode" in phases else []
     speeds = [f"{phase} tokens/s" for phase in phases]
-    rows = [["mesh", "time", *speeds, *user, "on a rank", "verdict"]]
+    rows = [["mesh", "time", *speeds, *user, "memory", "verdict"]]
     for choice in plan.meshes:
         step = choice.phase_ns.get("decode")
         rows.append(
@@ -81,6 +81,6 @@ def _verdict(choice: MeshChoice, plan: Plan) -> str:
     if not choice.fits or not best.fits:
         return choice.why
     if plan.objective.name == "time":
-        times = f"{(choice.time_ns or 0) / max(best.time_ns or 0, 1):.2f} times the time"
+        times = f"{(choice.time_ns or 0) / max(best.time_ns or 0, 1):.2f}x the time"
         return f"{times}, {choice.why}" if choice.why else times
     return f"{(choice.memory or 0) / max(best.memory or 0, 1):.2f} times the bytes"

@@ -85,7 +85,7 @@ def _summary(plan: Plan) -> RenderableType:
         found.append(("copies", f"{load.replicas} share out {', '.join(plan.fsdp) or 'nothing'}"))
     if load.recomputed:
         blocks = (f"{n} of {path}" for path, n in load.recomputed.items())
-        found.append(("again", f"computed again in the backward pass: {', '.join(blocks)}"))
+        found.append(("recompute", f"{', '.join(blocks)}, in the backward pass"))
     if load.sequence_parallel:
         found.append(("sequence", "hidden states between blocks are sharded along it"))
     if (cp := plan.mesh.get(CP, 1)) > 1:
@@ -108,10 +108,10 @@ def _summary(plan: Plan) -> RenderableType:
 def _timed(plan: Plan) -> str:
     """Return what came of timing other plans beside the one that the planner chose."""
     best = plan.trials[0]
-    beside = f"{len(plan.trials)} other plans on ranks, beside the cheapest"
+    tried = f"{len(plan.trials)} other plans ran on ranks in turn with the planner's choice"
     if (best.mesh, best.pins) == (plan.mesh, plan.pins):
-        return f"{beside}: this one took {best.share:.2f} of its time"
-    return f"{beside}, which was kept: the best took {best.share:.2f} of its time"
+        return f"{tried}; this one was the fastest, with {best.share:.2f} times its time"
+    return f"{tried}, which was kept; the fastest other took {best.share:.2f} times its time"
 
 
 def _by_rank(plan: Plan) -> str:

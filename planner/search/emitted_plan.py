@@ -144,7 +144,7 @@ def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
         plan = plan.noted(IN_EVAL_MODE)
     plan = plan.noted(BY_VALUE) if task.source.by_value else plan
     for module, why in task.graph.unspread.items():
-        plan = plan.noted(f"the experts of '{module}' are on each rank of ep: {why}")
+        plan = plan.noted(f"each rank of ep holds all experts of '{module}': {why}")
     return plan.noted(NO_PADDING_MASK) if task.unmasked else plan.sealed()
 
 

@@ -81,7 +81,9 @@ class SearchState:
         plan = self.outcome
         if self.error_without_sp is not None:
             budget = f"{self.error_without_sp.budget:,} bytes a rank"
-            plan = plan.noted(f"sequence parallel: without, no plan fits {budget}")
+            plan = plan.noted(
+                f"sequence parallelism is on, because no plan fits {budget} without it"
+            )
         if self.error_on_device is not None:
             on = f"{human_bytes(self.error_on_device.budget)} of {self.task.workload.device}"
             plan = plan.noted(f"planned for least memory: no plan was found that fits the {on}")

@@ -84,7 +84,7 @@ def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
         looks = (f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items())
         some = next(looks, " (of modules called with hidden states, expert numbers and weights)")
         raise InfeasibleError(
-            f"{EP} spreads the experts of mixtures, and none of {source.architecture} was found "
+            f"{EP} spreads the experts of mixtures, but {source.architecture} has no mixture "
             f"whose tokens may be sent to other ranks{some}: name the mesh dim dp instead"
         )
     graph = marked(folding.graph, mixtures)

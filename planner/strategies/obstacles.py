@@ -34,7 +34,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
     if any(name == stored and {d for d, *_ in cut} == {dim} for name, cut in states.forbidden):
         return "the model's code does not run with such a sharding (tried on meta)"
     if any(a.unshardable for a in atoms):
-        return "it has to do with a size that varies at run time"
+        return "its size is tied to one that is known only at run time"
     sizes = [a.size for a in atoms]
     parts = " and ".join(map(str, dict.fromkeys(sizes)))
     return f"the code takes it apart into {parts}, none of which {states.ranks} ranks could share"

@@ -36,12 +36,12 @@ from shardwright.planner.trace.trace_lock import alone
 
 ON_META = "give inputs with which its forward runs on meta tensors"
 IN_A_MODULE = (
-    "give example inputs with integers that its forward runs on, not on meta, or put the code that "
-    "needs data into a module within it, which then stays whole"
+    "give example inputs with integers that have values, not on meta, and on which its forward "
+    "runs, or move the code that depends on data into a submodule, which then stays replicated"
 )
 NESTED = (
     "it makes nested (jagged) tensors: give padded tensors and a mask, or make and use them in a "
-    "module of its own, which then stays whole"
+    "module of its own, which then stays replicated"
 )
 """Advice in errors: if the root does not run on meta, and if its own code depends on data."""
 

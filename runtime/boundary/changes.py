@@ -173,8 +173,8 @@ class ChangeDetection:
             return new
         if new._backward_hooks or getattr(new, "_post_accumulate_grad_hooks", None):
             raise UsageError(
-                f"the parameter '{name}' is to be replaced by one with hooks, of which each rank "
-                "keeps a part: put them on what is kept, which is the module's own then"
+                f"the new parameter '{name}' has hooks, but the module keeps only a shard of it, "
+                "without them: assign it without hooks, then put them on the module's parameter"
             )
         self.arrived.append(facts.of_tensors([(name, new)]))
         part: Any = self.model.cut(new.detach(), stored, name)
@@ -322,8 +322,8 @@ class ChangeDetection:
         for path, module in self.modules.items():
             if id(module) not in there and not self._is_in_its_place(path):
                 raise UsageError(
-                    f"'{path}' was replaced or taken out after the model was split, and what the "
-                    "plan does there went with it: change the model before it is split (adapters "
+                    f"'{path}' was replaced or removed after the model was split, so the plan can "
+                    "no longer be carried out there: change the model before it is split (adapters "
                     "that were merged: write the model with shardwright.save, and load that with a "
                     "plan for it)"
                 )

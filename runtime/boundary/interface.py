@@ -103,9 +103,9 @@ class ModuleInterface:
         def change(x: Tensor, slot: str) -> Tensor:
             if self.unknown and _is_among(self.unknown, side, slot):
                 raise UsageError(
-                    f"'{slot}' {side} '{self.path}' is computed by each rank from its shards of "
-                    "other tensors, and no op reads it: compute it after the model, from what "
-                    "hooks on other modules see"
+                    f"{self.named(side, slot)} is computed by each rank from its shards of "
+                    "other tensors, and no op reads it, so it cannot be gathered: compute it after "
+                    "the model, from tensors that hooks on other modules see"
                 )
             reshard = self.reshard(at, side, full, slot, x)
             if reshard is None:
@@ -117,7 +117,7 @@ class ModuleInterface:
                     out = reshard(x)
                     out = out.clone() if out is not x and _shares_memory(out, x) else out
             if out.requires_grad and _is_among(self.no_gradient, side, slot):
-                return _NoGradient.apply(out, f"'{slot}' {side} '{self.path}'")  # type: ignore[return-value]
+                return _NoGradient.apply(out, self.named(side, slot))  # type: ignore[return-value]
             return out
 
         return change
@@ -149,10 +149,15 @@ class ModuleInterface:
     def not_known(self, side: str, slot: str) -> UsageError:
         """The error for a tensor that is in no call of the plan."""
         return UsageError(
-            f"tensor '{slot}' {side} '{self.path}': it is in no call that the plan was made "
-            "for, so its placement is unknown: call the whole model, or plan with example inputs "
-            "that have it"
+            f"{self.named(side, slot)}: it is in no call that the plan was made for, so its "
+            "placement is unknown: call the model itself, or plan with example inputs that "
+            "have it"
         )
+
+    def named(self, side: str, slot: str) -> str:
+        """Return the name of a tensor for messages: input 'x' of 'mlp'."""
+        what = "input" if side == "in" else "output"
+        return f"{what} '{slot}' of '{self.path}'" if slot else f"the {what} of '{self.path}'"
 
     def placement(self, at: str, side: str, slot: str, ndim: int) -> Placement | None:
         """The placement of a tensor in a slot; None if the plan has none.
@@ -239,9 +244,9 @@ class _NoGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         """Refuse the gradient."""
         raise UsageError(
-            f"the gradient of {ctx.name}: it had none in any call that the plan was made for, so "
-            "a rank may have only a term of it: detach it there, or plan with example inputs that "
-            "lead to it"
+            f"a backward pass reached {ctx.name}, which had no gradient in any call that the plan "
+            "was made for, so a rank may have only one term of its gradient: detach the tensor "
+            "there, or plan with example inputs for which it has a gradient"
         )
 
 

@@ -315,8 +315,8 @@ class ModuleBoundary:
             return False
         if self.was_planned and self.was_direct:
             raise UsageError(
-                f"'{self.path}' runs again for a backward pass, and was called both by the model "
-                "and by itself: use gradient checkpointing for one of the two"
+                f"gradient checkpointing runs '{self.path}' again, and it was called both by the "
+                "model and directly, so the two cannot be told apart: checkpoint only one of them"
             )
         return self.was_planned
 
@@ -338,7 +338,7 @@ class ModuleBoundary:
             model.proven.check_modes(module.modules())
         if model.own_rows is not None:
             raise UsageError(
-                f"'{self.path}' is called by itself: it would take the rows of a rank for a "
+                f"'{self.path}' is called directly, and would take the rows of a rank for a "
                 'sequence: apply the plan with cp="whole"'
             )
         interface = self.interface

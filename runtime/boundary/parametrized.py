@@ -108,10 +108,10 @@ def register(
         return _register(module, tensor_name, parametrization, unsafe=unsafe)
     writes = hasattr(parametrization, "right_inverse")
     if writes or TABLE in module._modules:
-        why = "which writes to it (right_inverse)" if writes else "as it was before the model ran"
+        why = "which writes to it (right_inverse)" if writes else "in addition to an earlier one"
         raise ModelError(
             f"'{tensor_name}' of a {type(module).__name__} is parametrized while the model runs by "
-            f"a {type(parametrization).__name__}, {why}: parametrize it before, by one alone"
+            f"a {type(parametrization).__name__}, {why}: do this before the model is planned"
         )
     parametrization.train(module.training)
     before = getattr(module, tensor_name)
@@ -141,8 +141,8 @@ def remove(module: nn.Module, tensor_name: str, leave_parametrized: bool = True)
         return _remove(module, tensor_name, leave_parametrized)
     if leave_parametrized:
         raise ModelError(
-            f"what a parametrization makes of '{tensor_name}' of a {type(module).__name__} is "
-            "written to it while the model runs: remove it with leave_parametrized=False"
+            f"removing a parametrization would write to '{tensor_name}' of a "
+            f"{type(module).__name__} while the model runs: pass leave_parametrized=False"
         )
     del table[tensor_name]
     _read(module)

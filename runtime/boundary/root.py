@@ -245,8 +245,8 @@ def _as_tuple(output: Any) -> Any:
         return output.to_tuple()
     if named(output) is not None:
         raise UsageError(
-            f"return_dict=False of a model that gives a {type(output).__name__}: the plan is for "
-            "outputs by name, call it without"
+            f"return_dict=False for a model that returns a {type(output).__name__}: the plan has "
+            "placements for outputs by name, so leave return_dict=False out"
         )
     return output
 

@@ -65,7 +65,7 @@ def check_filled(found: list[FillableArgument], output: Any) -> None:
         for slot, x in leaves(one.value):
             if isinstance(x, Tensor) and x.is_floating_point() and not one.had(x):
                 kind = type(one.value).__name__
-                todo = "let it give the tensor out, or keep it as an attribute of its module"
+                todo = "let the code return the tensor, or keep it as an attribute of its module"
                 if kind.endswith("Cache"):
                     todo = "no call that the plan was made for did so: call with use_cache=False"
                 raise UsageError(

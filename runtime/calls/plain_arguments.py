@@ -107,12 +107,12 @@ def check_flags(
             continue
         if name in had or (value and is_flag(value)):
             were = " or ".join(map(repr, among)) or "none"
-            direct = ", which is called by itself," if by_itself else ""
+            direct = " (called directly)" if by_itself else ""
             raise UsageError(
                 f"argument '{name}' of '{module}'{direct} is {value!r}"
-                f"{'' if name in given else ' (left out)'}; such values in the calls that the plan "
-                f"was made for: {were}. With another its code may take a path that was not traced: "
-                "plan with example inputs with which the model gives it that"
+                f"{'' if name in given else ' (left out)'}. Its values in the calls that the plan "
+                f"was made for: {were}. With another value the code may take a path that was not "
+                "traced: plan with example inputs (kwargs) for which the model passes this value"
             )
 
 

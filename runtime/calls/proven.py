@@ -112,16 +112,16 @@ class ProvenCalls:
         """
         if self.asks_autocast and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             raise UsageError(
-                f"the code of {self.model} asks whether autocast is on, and computes otherwise "
-                "then, which no call did that its plan was made for: call it without, in the dtype "
+                f"the code of {self.model} checks whether autocast is on, and no call that its "
+                "plan was made for had it on: call it without autocast, in the dtype "
                 "that you want (model.to(torch.bfloat16) before it is split)"
             )
         if self.trains or not any(module.training for module in modules):
             return
         raise UsageError(
             f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
-            "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "
-            "if that cannot be"
+            "call .eval() on it, or plan it with phase='train'; if training is not possible, that "
+            "plan has a note with the reason"
         )
 
     def check_given(self, given: Mapping[str, Any]) -> bool:
@@ -142,8 +142,9 @@ class ProvenCalls:
             if is_on(name, given, self.defaults.get(name), self.config):
                 raise UsageError(
                     f"{name} of {self.model} is on{'' if name in given else ' by its config'}, and "
-                    "was off in all calls that the plan was made for: what its code keeps may be a "
-                    f"shard where it reads it again: call with {name}=False"
+                    "was off in all calls that the plan was made for. With it the code may keep "
+                    "tensors and read them again, and a rank may have only shards of them: "
+                    f"call with {name}=False"
                 )
         if self.lengths:
             self._check_lengths(given)
@@ -315,8 +316,8 @@ class ProvenCalls:
         found = [given[n] for n in STEPS if isinstance(given.get(n), Tensor)]
         if found and found[0].shape[1] > 1 and any(map(_filled, map(given.get, self.state))):
             raise UsageError(
-                f"{found[0].shape[1]} tokens behind what is in the cache of {self.model}, and the "
-                "plan is proven for steps by one token: give one at a time, or all without a cache"
+                f"{found[0].shape[1]} tokens after a filled cache of {self.model}, and the plan is "
+                "proven for steps of one token only: pass one token at a time, or no cache"
             )
 
     def check_output(self, output: Any) -> None:
@@ -329,9 +330,9 @@ class ProvenCalls:
             known = slot in self.slots or slot_pattern(slot) in self.slots
             if not (known and isinstance(leaf, Tensor)):
                 raise UsageError(
-                    f"output '{slot}' of {self.model} was given in no call that the plan was made "
-                    "for, so a rank may have a part of it or of its gradient: plan with example "
-                    "inputs (kwargs) with which the model gives it"
+                    f"output '{slot}' of {self.model} was returned in no call that the plan was "
+                    "made for, so a rank may have a shard of it or a term of its gradient: plan "
+                    "with example inputs (kwargs) for which the model returns it"
                 )
 
 

@@ -215,8 +215,8 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
         ) from None
     if outside := [n for n in names if Path(n).name != n or len(n.encode()) > LONGEST_NAME]:
         raise CheckpointError(
-            f"{index} names '{outside[0]:.80}', which is not a file beside it: what lies elsewhere "
-            "is not read"
+            f"{index} names '{outside[0]:.80}', which is not in its own directory: files in other "
+            "directories are not read"
         )
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
@@ -279,7 +279,7 @@ def _download(model_id: str, hub: Hub) -> Path:
     except GatedRepoError:
         why = "access to it is gated: accept its terms on its page, then run `hf auth login`"
     except RepositoryNotFoundError:
-        why = "there is neither such a directory here nor such a model there: check the name"
+        why = "neither a directory nor a model on the hub has this name: check it"
     except RevisionNotFoundError:
         why = f"it has no revision {hub.revision}"
     except (OSError, ValueError, KeyError) as error:

@@ -138,11 +138,12 @@ class Seen(Attends):
         name, layer, width = type(module).__name__, module.layer_idx, query.shape[-1]
         if layer in self.layers:
             raise UsageError(
-                f"{name} attends twice as layer {layer}, and vLLM keeps one key for it"
+                f"{name} computes attention twice for layer {layer}, and vLLM has one cache for it"
             )
         more = [n for n in UNKNOWN if how.get(n) is not None]
         if more or how.get("dropout"):
-            raise UsageError(f"{name} attends with '{(*more, 'dropout')[0]}', and vLLM does not")
+            argument = (*more, "dropout")[0]
+            raise UsageError(f"{name} calls attention with '{argument}', which vLLM does not have")
         if key.shape[-1] != width or value.shape[-1] > width:
             raise UsageError(
                 f"{name} has keys of width {width} and values of {value.shape[-1]}: vLLM's cache "
@@ -167,7 +168,7 @@ class Seen(Attends):
             return None
         sees = next((sees for made, sees in self.masks if mask is made), None)
         if sees is None:
-            raise UsageError(f"{name} makes a mask of its own, which vLLM does not see")
+            raise UsageError(f"{name} makes its own attention mask, which vLLM would ignore")
         places, zero = torch.arange(self.longest), torch.zeros((), dtype=torch.int64)
 
         def seen_by(place: int) -> Tensor:
@@ -183,7 +184,7 @@ class Seen(Attends):
         except IndexError:  # it looks something up that is there for the tokens at hand alone
             same = False
         if not same:
-            raise UsageError(f"{name} attends to other tokens than all before one or a window")
+            raise UsageError(f"the mask of {name} is neither causal nor a causal window")
         return window if window <= last else None
 
 

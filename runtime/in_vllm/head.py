@@ -63,8 +63,8 @@ class Head:
             tensors = (*around._parameters, *around._buffers)
             if tensors:
                 raise UsageError(
-                    f"{type(around).__name__} uses '{tensors[0]}' around its base model, and vLLM "
-                    "calls the base model by itself"
+                    f"{type(around).__name__} has '{tensors[0]}' outside of its base model, and "
+                    "vLLM calls only the base model"
                 )
             split_parts = dict(split.get_submodule(".".join(path[:depth])).named_children())
             for part in dict(around.named_children()):

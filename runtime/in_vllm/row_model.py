@@ -50,7 +50,7 @@ class RowModel:
     def __init__(self, split: Any, unsplit: Any, longest: int) -> None:
         name, kind = type(unsplit).__name__, split.config._attn_implementation
         if kind != KIND:
-            raise UsageError(f"the attention of {name} is '{kind}', and vLLM can replace '{KIND}'")
+            raise UsageError(f"{name} has '{kind}' attention; vLLM can replace only '{KIND}'")
         intercept()
         self.split, self.output = split, None
         named = inspect.signature(type(unsplit).forward).parameters
@@ -94,9 +94,12 @@ class RowModel:
             with attending(seen):
                 first = alone(requests[0])
             if not seen.layers:
-                raise UsageError(f"{name} does not look up its attention: vLLM cannot replace it")
+                raise UsageError(
+                    f"{name} does not call attention through transformers' attention interface, so "
+                    "vLLM cannot replace it"
+                )
             if not _near(first, own[0]):
-                raise UsageError(f"{name} attends otherwise than vLLM would")
+                raise UsageError(f"attention as vLLM computes it changes the logits of {name}")
             try:
                 both = WithinRequests(seen.layers, LENGTHS)
                 row = self.hidden(both, torch.cat(requests), torch.cat(places))
@@ -107,8 +110,8 @@ class RowModel:
                 ) from error
         if not all(map(_near, found, own)):
             raise UsageError(
-                f"{name} computes other logits for requests in one row, as vLLM gives them: its "
-                "code mixes tokens outside of attention, or counts positions otherwise"
+                f"the logits of {name} change if requests share a row, as in vLLM: its code mixes "
+                "tokens outside of attention, or does not use the position_ids that it is given"
             )
         return seen.layers
 

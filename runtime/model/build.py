@@ -196,7 +196,7 @@ def _causal(config: Any) -> list[str]:
     found = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     if not isinstance(found, str) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return []
-    warnings.warn(f"the config names no class: it is taken for {found}", stacklevel=4)
+    warnings.warn(f"the config names no class, so {found} is used", stacklevel=4)
     return [found]
 
 

@@ -53,7 +53,7 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
             config = AutoConfig.from_pretrained(name, **how)
     except StrictDataclassError as error:
         text = str(error).splitlines()[-1].strip().partition(": ")[2]
-        raise ModelError(f"the config of {name} does not hold: {text}") from None
+        raise ModelError(f"the config of {name} is not valid: {text}") from None
     except OSError:
         raise ModelError(
             f"cannot find the config of {name}{hub.at}: no such directory, and the hub has no such "

@@ -36,8 +36,8 @@ def lost(what: str, error: Exception, roll: Roll, among: Sequence[int]) -> Distr
     missing, text = roll.missing(among), short(error)
     if roll.rank in missing:
         return DistributedError(
-            f"{what} failed on rank {roll.rank}: the other ranks waited for it in vain, and have "
-            f"given up ({text}): look at what it did meanwhile, or give a longer `timeout`"
+            f"{what} failed on rank {roll.rank}: this rank was late, and the other ranks timed out "
+            f"waiting for it ({text}): find out what kept it, or give a longer `timeout`"
         )
     if missing:
         return DistributedError(
@@ -45,8 +45,8 @@ def lost(what: str, error: Exception, roll: Roll, among: Sequence[int]) -> Distr
             f"hangs ({text}): look at the output of {named(missing)}"
         )
     return DistributedError(
-        f"{what} failed on rank {roll.rank}: {text}: if the ranks were not given the same, "
-        "SHARDWRIGHT_DEBUG=1 tells where they differ"
+        f"{what} failed on rank {roll.rank}: {text}: if ranks may have got different inputs, "
+        "run with SHARDWRIGHT_DEBUG=1 to see where they differ"
     )
 
 

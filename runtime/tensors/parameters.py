@@ -116,8 +116,8 @@ class ReplacedParameter(nn.Parameter):
     def grad(self) -> Tensor | None:  # type: ignore[override]  # pyright: ignore
         """Refuse: an optimizer that reads this would train the wrong parameter."""
         raise UsageError(
-            "this parameter was put into a split model, of which each rank keeps a part: give the "
-            "optimizer model.parameters() as they are now"
+            "this parameter was assigned to a split model, which trains a shard of it in its "
+            "place: make the optimizer from model.parameters() after the assignment"
         )
 
     @grad.setter

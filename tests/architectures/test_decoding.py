@@ -296,7 +296,7 @@ def test_several_tokens_that_were_in_no_step_are_refused() -> None:
         local = apply(copy.deepcopy(model), plan, mesh)
         state = local(ids(5), use_cache=True)["state"]
         local(ids(1), state=state)
-        with pytest.raises(UsageError, match="2 tokens behind what is in the cache of .*Keeps"):
+        with pytest.raises(UsageError, match="2 tokens after a filled cache of .*Keeps"):
             local(ids(2), state=state)
 
     run_ranks(2, work)

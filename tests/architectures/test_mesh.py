@@ -147,7 +147,7 @@ def test_a_mesh_that_cannot_be_meant() -> None:
         planning.plan(model, mesh=text, args=args)
     with pytest.raises(UsageError, match="cannot be shared by 4 copies"):
         planning.plan(model, mesh={"dp": 4, "tp": 2}, batch=2, args=args)
-    with pytest.raises(UsageError, match="copies to share out a model over"):
+    with pytest.raises(UsageError, match="'fsdp' on a mesh with copies of the model"):
         planning.plan(model, mesh={"tp": 2}, dp="fsdp", args=args)
     plan = planning.plan(model, mesh={"dp": 2, "tp": 2}, args=args)
     with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):

@@ -64,7 +64,8 @@ def test_memory_asks_for_it() -> None:
     budget = (along + without) // 2
     plan = planning.plan(model, tp=4, memory=budget, **load)
     assert plan.workload.sequence_parallel
-    assert plan.solver.note == f"sequence parallel: without, no plan fits {budget:,} bytes a rank"
+    why = f"no plan fits {budget:,} bytes a rank without it"
+    assert plan.solver.note == f"sequence parallelism is on, because {why}"
     assert plan.predicted.memory is not None and plan.predicted.memory.total <= budget
     with pytest.raises(InfeasibleError, match=f"would fit is {without:,} bytes: "):
         planning.plan(model, tp=4, memory=budget, **load, sequence_parallel=False)

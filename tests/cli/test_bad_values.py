@@ -37,7 +37,7 @@ BUILD = "cannot build a LlamaForCausalLM of this config: "
         ({"vocab_size": -1}, BUILD + "RuntimeError: Trying to create tensor with negative"),
         ({"num_attention_heads": 0}, "cannot read the config of {}: integer modulo by zero"),
         ({"num_hidden_layers": 10**7}, "a LlamaForCausalLM of this config has more than 4,096"),
-        ({"head_dim": "²"}, "the config of {} does not hold: Field 'head_dim' with value '²'"),
+        ({"head_dim": "²"}, "the config of {} is not valid: Field 'head_dim' with value '²'"),
         ({"architectures": ["Path"]}, "transformers {version} has no class Path: check"),
         ({"model_type": "../x"}, "transformers does not know the architecture '../x' of {}"),
         ({"model_type": "x" * 5000}, "transformers does not know the architecture 'xxx"),

@@ -65,8 +65,8 @@ def test_an_edit_that_computes_something_else_is_not_accepted(
     result = run("check", "--accept", file, model)
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        "Error: the plan does not hold: these contradict each other: what one block hands to the "
-        "next is replicated; linear in 'model.layers.0.mlp.down_proj' (modeling_llama.py:"
+        "Error: the plan does not hold: these contradict each other: a hidden state between blocks "
+        "must be replicated; linear in 'model.layers.0.mlp.down_proj' (modeling_llama.py:"
     )
     assert "what the plan says of the output of 'model.layers.0.mlp.down_proj'" in result.stderr
     assert file.read_bytes() == before
@@ -168,8 +168,8 @@ def test_difference_over_the_tolerance_fails(
     assert "logits     differ by 1.00e-06 at most" in result.stdout
     assert "(worst: lm_head.weight)" in result.stdout
     assert result.stderr == (
-        "Error: the split model differs from the unsplit one by more than 0.0001 (a ReLU whose "
-        "input is 0 but for rounding may do that: --dtype float64 tells)\n"
+        "Error: the split model differs from the unsplit one by more than 0.0001 (this may be "
+        "rounding at a ReLU whose input is near 0: try --dtype float64)\n"
     )
 
 

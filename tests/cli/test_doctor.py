@@ -58,7 +58,7 @@ def test_it_is_printed(run: Run, small: Path) -> None:
 def test_what_stays_whole_is_named() -> None:
     found = diagnose(Model(), (2,), args=torch.zeros(3, 19, 16))
     assert found.opaque == ["scaled"]
-    assert "scaled: stay whole" in plain(doctor_report(found))
+    assert "scaled: stay replicated" in plain(doctor_report(found))
     assert found.ranks[0].share > 0.5
 
 

@@ -67,7 +67,7 @@ def test_config_that_contradicts_itself(run: Run, model: Path, tmp_path: Path) -
     config = json.loads((model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 5}))
     assert error_line(run("plan", tmp_path, "--tp", 2)) == (
-        f"the config of {tmp_path} does not hold: The hidden size (64) is not a multiple of the "
+        f"the config of {tmp_path} is not valid: The hidden size (64) is not a multiple of the "
         "number of attention heads (5)."
     )
 
@@ -119,7 +119,7 @@ def test_plan_of_another_version(run: Run, damaged: Damage) -> None:
 def test_unknown_key_in_a_plan(run: Run, damaged: Damage) -> None:
     path = damaged(sharding="yes")
     assert error_line(run("show", path)) == (
-        f"{path} does not hold: sharding: Extra inputs are not permitted"
+        f"{path} is not valid: sharding: Extra inputs are not permitted"
     )
 
 

@@ -99,7 +99,7 @@ def test_a_mesh_is_chosen_for_hosts(run: Run, small: Path, tmp_path: Path) -> No
     hosts = ("--hosts", 2, "--gpus-per-host", 2, "--batch", 2, "--phase", "decode")
     result = run("plan", small, *hosts, "-o", out)
     assert result.exit_code == 0
-    assert "the plan" in result.stdout and "OF_ONE_USER" in result.stdout
+    assert "the plan" in result.stdout and "TOKENS/S/USER" in result.stdout
     assert "torchrun --nproc-per-node 2 --nnodes 2" in result.stdout
     plan = Plan.load(out)
     assert [{**choice.mesh} for choice in plan.meshes[:1]] == [plan.mesh]

@@ -187,7 +187,7 @@ def test_outputs_that_were_given_in_no_call_are_refused() -> None:
     def work(mesh: Any) -> None:
         mine = shardwright.apply(copy.deepcopy(model), plan, mesh)
         vars(mine)["more"] = True
-        with pytest.raises(UsageError, match="output '0' of InDataclass was given in no call"):
+        with pytest.raises(UsageError, match="output '0' of InDataclass was returned in no call"):
             mine(torch.zeros(1, 4, dtype=torch.int64))
 
     run_ranks(2, work)

@@ -47,9 +47,9 @@ def test_right_tables_give_no_alarm(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "verdict", "text"),
     [
-        ("apertus", TRAINING, "nothing sums parts of its gradient"),
+        ("apertus", TRAINING, "no style sums the partial gradient"),
         ("doge", WRONG, "add in 'model.layers.0.self_attn' (modeling_doge.py:"),
-        ("lfm2", WRONG, "is a partial sum, and no style changes that there"),
+        ("lfm2", WRONG, "is a partial sum, and no style redistributes it there"),
     ],
 )
 def test_what_is_wrong_in_transformers(name: str, verdict: str, text: str) -> None:
@@ -90,10 +90,8 @@ def test_where_a_table_goes_wrong(change: dict[str, str | None], text: str) -> N
 def test_what_is_split_at_the_end_is_wrong() -> None:
     fault = audited("tiny", {"lm_head": "colwise"}).fault
     assert fault is not None
-    text = (
-        "what the model gives out is replicated, but it is split along dim 2: linear in 'lm_head'"
-    )
-    assert fault.text.startswith(text)
+    text = "an output of the model must be replicated, but it is split along dim 2: linear in "
+    assert fault.text.startswith(f"{text}'lm_head'")
 
 
 def test_fewer_key_heads_than_ranks() -> None:

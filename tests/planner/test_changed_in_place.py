@@ -201,7 +201,7 @@ class Around(nn.Module):
 
 def test_views_that_modules_give_are_not_changed_unseen() -> None:
     inputs = features(12)
-    with pytest.raises(ModelError, match="cannot split Scaled: it changes in place what a module"):
+    with pytest.raises(ModelError, match="Scaled: it changes in place the input or output"):
         planned(Scaled().double(), inputs, 2)
     module = Around().double()
     plan = planned(copy.deepcopy(module), inputs, 2)

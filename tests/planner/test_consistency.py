@@ -28,7 +28,7 @@ def refused(plan: Plan, **keys: Any) -> str:
     with pytest.raises(PlanError) as error:
         Plan.from_json(json.dumps(json.loads(plan.to_json()) | keys), where="p.json")
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
-    return str(error.value).removeprefix("p.json does not hold: ")
+    return str(error.value).removeprefix("p.json is not valid: ")
 
 
 @pytest.mark.parametrize(

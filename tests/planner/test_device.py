@@ -110,7 +110,7 @@ def test_a_profile_from_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_does_not_hold_is_refused(tmp_path: Path, change: dict, says: str) -> None:
-    with pytest.raises(UsageError, match=r"profile\.json does not hold: ") as error:
+    with pytest.raises(UsageError, match=r"profile\.json is not valid: ") as error:
         device(write(tmp_path, cpu() | change))
     assert says in str(error.value)
 
@@ -124,7 +124,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"bytes\.json is not JSON"):
         device(str(tmp_path / "bytes.json"))
-    with pytest.raises(UsageError, match=r"profile\.json does not hold: the profile: "):
+    with pytest.raises(UsageError, match=r"profile\.json is not valid: the profile: "):
         device(write(tmp_path, [1]))
     with pytest.raises(UsageError, match="unknown device 'abacus'; known: a100-.*calibrate"):
         device("abacus")

@@ -47,7 +47,7 @@ class Anew(Kept):
 
 def test_what_goes_on_with_tensors_of_another_call_has_no_plan() -> None:
     module = nn.Sequential(Kept(), nn.Linear(12, 12)).double()
-    with pytest.raises(ModelError, match=r"keeps '0\.log'.*give it in and out"):
+    with pytest.raises(ModelError, match=r"keeps '0\.log'.*pass it in and return it"):
         planned(module, features(12), 2)
     assert module[0].log == []
     assert module(torch.ones(1, 2, 12).double()).shape == (1, 2, 12)

@@ -167,7 +167,7 @@ def test_the_report_has_all_meshes_and_how_to_start() -> None:
     text = to_text(plan)
     for choice in plan.meshes:
         assert ",".join(f"{name}={size}" for name, size in choice.mesh.items()) in text
-    assert "PREFILL_TOKENS/S" in text and "OF_ONE_USER" in text and "times the time" in text
+    assert "PREFILL_TOKENS/S" in text and "TOKENS/S/USER" in text and "x the time" in text
     assert launch_line(plan).startswith("torchrun --nproc-per-node 2 --nnodes 2 ")
     assert prod(plan.mesh.values()) == 4
     least = planned(cluster=shardwright.Cluster(1, 2), batch=2, objective="memory")

@@ -241,7 +241,7 @@ def test_tokens_may_travel(cls: type[Experts]) -> None:
     assert found_of(cls) is None
 
 
-BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of its experts gives"
+BESIDE, SUM = "depends on the other tokens", "is not the sum of the outputs of"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ BESIDE, SUM = "depends on the tokens beside it", "is not the sum of what each of
         (ByLateNumber, SUM), (OfKinds, SUM), (LastOtherwiseForMany, BESIDE),
         (LastOfAll, "its code fails"),
         (OwnGradient, "gradients are not the sums"), (Buffered, "it has buffers"),
-        (Counting, "it keeps 'counts'"),
+        (Counting, "it changes its attribute 'counts'"),
     ],
 )  # fmt: skip
 def test_tokens_must_stay(cls: type[Experts], why: str) -> None:
@@ -365,9 +365,7 @@ class Both(nn.Module):
 def test_a_mixture_that_stays_is_noted() -> None:
     plan = planning.plan(Both(), mesh={"ep": 2, "tp": 1}, args=(X,))
     assert plan.modules["one.mixture"].dispatch is not None
-    assert (
-        "the experts of 'other.mixture' are on each rank of ep: what it gives" in plan.solver.note
-    )
+    assert "each rank of ep holds all experts of 'other.mixture': its output" in plan.solver.note
     held = {whole.parameter.rpartition(".")[0] for whole in plan.replicated}
     assert "other.mixture" in held and "one.mixture" not in held
 
@@ -418,12 +416,12 @@ def test_what_a_mixture_is_told(more: Any) -> None:
     """A flag, and what is none."""
     mesh = {"ep": 2, "tp": 1}
     assert planning.plan(Telling(), mesh=mesh, args=(X,)).modules["mixture"].dispatch is not None
-    with pytest.raises(InfeasibleError, match="it is also given 'more', with which it was not"):
+    with pytest.raises(InfeasibleError, match="it is also called with 'more', which the test"):
         planning.plan(Telling(more), mesh=mesh, args=(X,))
 
 
 def test_a_model_without_such_a_mixture() -> None:
-    with pytest.raises(InfeasibleError, match="'mixture' looks like one, but what it gives"):
+    with pytest.raises(InfeasibleError, match="'mixture' looks like one, but its output"):
         planning.plan(Model(Averaged), mesh={"ep": 2, "tp": 1}, args=(X,))
     _, dense = zoo.build("llama")
     with pytest.raises(InfeasibleError, match="name the mesh dim dp instead"):
@@ -433,8 +431,8 @@ def test_a_model_without_such_a_mixture() -> None:
 @pytest.mark.parametrize(
     ("mesh", "dp", "text"),
     [
-        ({"cp": 2, "ep": 2, "tp": 1}, "ddp", "ep and cp"),
-        ({"dp": 2, "ep": 2, "tp": 1}, "fsdp", "ep and dp='fsdp'"),
+        ({"cp": 2, "ep": 2, "tp": 1}, "ddp", "ep cannot be combined with cp"),
+        ({"dp": 2, "ep": 2, "tp": 1}, "fsdp", "ep cannot be combined with dp='fsdp'"),
     ],
 )
 def test_what_ep_does_not_go_with(mesh: dict[str, int], dp: Any, text: str) -> None:

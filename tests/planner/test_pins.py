@@ -125,8 +125,8 @@ def test_fused_parameters_are_split_part_by_part() -> None:
          "pin model.rotary_emb.inv_freq=shard:0: dim 0 of model.rotary_emb.inv_freq cannot be "
          "split: it is a buffer, and those stay replicated"),
         ({"model.norm": "shard:0"}, InfeasibleError,
-         "model.norm.weight=shard:0 cannot hold; what forbids it: what one block hands to the next "
-         "is replicated; mul in 'model.norm'"),
+         "model.norm.weight=shard:0 cannot hold; what forbids it: a hidden state between blocks "
+         "must be replicated; mul in 'model.norm'"),
         ({"lm_head": "shard:1"}, InfeasibleError,
          "lm_head.weight=shard:1 cannot hold; what forbids it: the scores of a loss are not "
          "Partial; linear in 'lm_head' (modeling_llama.py:"),

@@ -236,7 +236,7 @@ def test_a_module_that_cannot_run_on_meta() -> None:
             return self.a(x) * int(x.sum())
 
     with pytest.raises(
-        ModelError, match="cannot trace Computes: .*put the code that needs data"
+        ModelError, match="cannot trace Computes: .*move the code that depends on data"
     ) as error:
         planned(Computes(), lambda b, t: (torch.randn(b, t, 8, device="meta"),), 2)
     assert "\n" not in str(error.value) and "(test_search.py:" in str(error.value)
@@ -270,7 +270,8 @@ def test_the_reason_is_what_went_wrong_in_the_dry_run(monkeypatch) -> None:
     monkeypatch.setattr(dry_run, "run_local", fails_if_split)
     plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
     reasons = {w.parameter: w.reason for w in plan.replicated}
-    assert reasons["inner.up.weight"] == "sharded, the model's own code fails: RuntimeError: no"
+    why = "the model's own code fails if it is sharded: RuntimeError: no"
+    assert reasons["inner.up.weight"] == why
 
 
 def test_a_module_whose_dry_run_always_fails(monkeypatch) -> None:

@@ -408,7 +408,7 @@ def test_hooks_see_integers_and_complex_numbers_whole() -> None:
         same([t.full_tensor() if isinstance(t, DTensor) else t for t in got], want)
         local = apply(copy.deepcopy(given), other, mesh)
         same(local(x), given(x))
-        with pytest.raises(UsageError, match="'2' out 'inner'.*its shards of other tensors"):
+        with pytest.raises(UsageError, match="output '2' of 'inner'.*its shards of other tensors"):
             reads_of_hooks(local, x, ["inner"])
 
     run_ranks(2, work)

@@ -143,7 +143,7 @@ def test_what_comes_in_is_the_same_on_all_ranks_or_refused() -> None:
         weight = nn.Parameter(torch.zeros(50, 36).double())
         model.lm_head.weight = weight
         weight.grad = torch.ones_like(weight)
-        with pytest.raises(UsageError, match="put into a split model"):
+        with pytest.raises(UsageError, match="assigned to a split model"):
             torch.optim.SGD([weight], lr=0.1).step()
         stored = model.lm_head.weight
         assert isinstance(stored, DTensor)

@@ -234,7 +234,7 @@ def test_flags_of_a_module_that_is_called_by_itself() -> None:
             found = local.inner(x, **flags)
             torch.testing.assert_close(found, model.inner(x, mode="a"), rtol=0, atol=1e-9)
         for flags in ({}, {"mode": "b"}, {"mode": "a", "more": False}, {"mode": "a", "odd": True}):
-            with pytest.raises(UsageError, match="'(mode|more|odd)' of 'inner', which is called"):
+            with pytest.raises(UsageError, match="'(mode|more|odd)' of 'inner' .called directly"):
                 local.inner(x, **flags)
 
     on_ranks(model, plan, check)
@@ -271,7 +271,7 @@ def test_numbers_of_a_module_that_is_called_by_itself() -> None:
         found = local.inner(x, 1, 7, of=0.25)
         torch.testing.assert_close(found, model.inner(x, 1, 7, of=0.25), rtol=0, atol=1e-9)
         for arguments in ((2, 7, 0.25), (1, 7, 0.5), (1, 7, 0.25, 4), (1, 7)):
-            with pytest.raises(UsageError, match="'(depth|of|at)' of 'inner', which is called"):
+            with pytest.raises(UsageError, match="'(depth|of|at)' of 'inner' .called directly"):
                 local.inner(x, *arguments)
 
     on_ranks(model, plan, check)

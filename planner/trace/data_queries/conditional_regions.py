@@ -148,7 +148,7 @@ def tensors_of(values: Mapping[str, Any]) -> frozenset[str]:
 def _rebound(before: Mapping[str, Tensor], frame: Any) -> list[tuple[Tensor, Tensor]]:
     after = {name: frame.f_locals.get(name) for name in before}
     if any(not isinstance(value, Tensor) for value in after.values()):
-        raise NeedsData("what code may skip assigns something else to the name of a tensor")
+        raise NeedsData("code that may be skipped assigns a non-tensor to the name of a tensor")
     return [(value, inner(after[name])) for name, value in before.items()]
 
 
@@ -212,14 +212,14 @@ def changed(
         for now, before in replaced:
             apart = 0 <= made_in(one(now)) != made_in(one(before))
             if apart and (known(now) or now in values):
-                raise NeedsData("passes of a loop over data change what has a value without data")
+                raise NeedsData("a loop over data changes a tensor whose value the trace knows")
         read = {id(t): t for at, t in readers if 0 <= made_in(t) != region.pass_of(at)}
         for tensor in read.values():
             while made_in(tensor) >= 0:
                 if (before := was_before.get(id(tensor))) is None:
-                    raise NeedsData("what a pass of a loop over data makes is read outside of it")
+                    raise NeedsData("a tensor made in a loop over data is read outside of its pass")
                 if (before.shape, before.dtype) != (tensor.shape, tensor.dtype):
-                    raise NeedsData("what code may go around gives another shape or dtype")
+                    raise NeedsData("code that may be skipped changes a tensor's shape or dtype")
                 yield before, tensor
                 tensor = before
 

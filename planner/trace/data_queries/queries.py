@@ -102,7 +102,7 @@ class DataQueries(TorchFunctionMode):
         if _has_stand_in(args) or (kwargs and _has_stand_in(kwargs)):
             if name in ("split", "split_with_sizes"):
                 return self._split(func, *args, **kwargs)
-            raise NeedsData(f"{name} is given a number that only data has")
+            raise NeedsData(f"{name} is called with a number that depends on data")
         out = func(*args, **kwargs)
         if self.selects and name in JOINING:
             _refuse_joined((args, kwargs), out)
@@ -214,7 +214,7 @@ class DataQueries(TorchFunctionMode):
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not known(args[0]):
-            raise NeedsData("it takes what only data has to numpy")
+            raise NeedsData("it converts a tensor that depends on data to NumPy")
         return NotImplemented
 
     def _split(self, func: Any, x: Tensor, sizes: Any, dim: int = 0) -> Any:
@@ -225,7 +225,7 @@ class DataQueries(TorchFunctionMode):
         count = sum(type(n) is DataNumber for n in sizes)
         rest = int(x.shape[dim]) - int(stated)
         if rest < 0:
-            raise NeedsData("parts are larger than the whole")
+            raise NeedsData("it splits a dim into parts that are larger than the dim")
         made = iter(rest // count + (i < rest % count) for i in range(count))
         parts = func(x, [next(made) if type(n) is DataNumber else n for n in sizes], dim)
         self.record.cut.extend((inner(part), dim % x.dim()) for part in parts)
@@ -287,7 +287,7 @@ class DataQueries(TorchFunctionMode):
         with suppress(DynamicOutputShapeException):
             return func(x, index)
         if len(masks) > 1:
-            raise NeedsData("several masks say how many rows there are")
+            raise NeedsData("it indexes a tensor with several boolean masks at once")
         has_value = self.value(masks[0]) is not None
         rows = torch.where(masks[0]) if has_value else self._selected(masks[0], by_dim=True)
         return func(x, tuple(i for p in parts for i in (rows if p is masks[0] else (p,))))

@@ -12,7 +12,7 @@ def _refuses(names: str) -> Callable[[type], type]:
     """Return a class decorator whose class raises `NeedsData` in these special methods."""
 
     def used(*_: Any) -> NoReturn:
-        raise NeedsData("it computes with a number that only data has")
+        raise NeedsData("it computes with a number that depends on data")
 
     def refusing(made: type) -> type:
         for name in names.split():

@@ -56,9 +56,9 @@ class Aliases:
         """
         if self._old and any(map(self._is_old, tensors_in(given))):
             raise Unproven(
-                "it changes in place what a module within gave, which is a view of what that was "
-                "given, or the same, and then reads the other: change a copy, or go on with what "
-                "was changed"
+                "it changes in place the input or output of a submodule whose output is its input "
+                "or a view of it, and then reads the other one: change a copy, or continue with "
+                "the tensor that was changed"
             )
 
     def _is_old(self, x: Any) -> bool:

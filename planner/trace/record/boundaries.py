@@ -148,7 +148,7 @@ def _marking(
             raise Unproven(
                 "it calls modules within a transform of torch.func, where ranks cannot exchange "
                 "tensors: take gradients by backward() or torch.autograd.grad, and call modules on "
-                "batches, or put the code into a module within, which then stays whole"
+                "batches, or put the code into a module within, which then stays replicated"
             )
 
         def enter(x: torch.Tensor, slot: str) -> torch.Tensor:

@@ -205,7 +205,7 @@ class Functional(FunctionalTensorMode):
         if changed and can_auto_functionalize(func):
             raise Unproven(
                 f"the op {func.name()} writes to its arguments (mutates_args): let it return new "
-                "tensors, or call it in a module of its own, which then stays whole"
+                "tensors, or call it in a module of its own, which then stays replicated"
             )
         before = [inner(x) for x in changed]
         self.overwritten += before

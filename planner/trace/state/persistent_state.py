@@ -41,9 +41,9 @@ class Keeps(Unproven):
 
     def __init__(self, place: Place) -> None:
         super().__init__(
-            f"it keeps '{place}' from call to call, and what a call does with that of another "
-            "nobody can prove: make it anew in each call, give it in and out, or put the code that "
-            "keeps it, if it is a number, into a module within, which then stays whole"
+            f"it keeps '{place}' from call to call, and it cannot be proven what a later call does "
+            "with it: compute it in each call, pass it in and return it, or, if it is a number, "
+            "move the code that keeps it into a submodule, which then stays replicated"
         )
         self.place = place
 

@@ -43,7 +43,7 @@ def _by_rows(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise Unproven(
             f"it calls torch's {name}, which runs code row by row: write a loop in Python, or put "
-            "it into a module of its own, which then stays whole"
+            "it into a module of its own, which then stays replicated"
         )
 
     return refuse
@@ -71,7 +71,7 @@ def _while(
         carried = tuple(body(*carried, *more))
     raise Unproven(
         f"torch.while_loop makes as many passes as data says, or over {MOST}: use a Python loop "
-        "over a range, or put it into a module of its own, which then stays whole"
+        "over a range, or put it into a module of its own, which then stays replicated"
     )
 
 

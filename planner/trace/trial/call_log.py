@@ -48,7 +48,7 @@ class Call(NamedTuple):
     numbers: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.function}({', '.join(map(str, self.numbers))})"
+        return f"{self.function.removeprefix(AT)}({', '.join(map(str, self.numbers))})"
 
 
 Calls = dict[str, list[Call]]
@@ -178,7 +178,7 @@ def difference(
         calls, mine = _computed(noted), _computed(local.get(module, []))
         for a, b in zip(calls, mine, strict=False):
             if a != b:
-                return module, f"its code calls {b} on a part, {a} on the whole"
+                return module, f"its code calls {b} on a rank, but {a} if unsharded"
         taken, here = _at_places(noted), _at_places(local.get(module, []))
         for a, b in zip(taken, here, strict=True) if len(taken) == len(here) else ():
             if a.function in REPEATED:
@@ -186,9 +186,9 @@ def difference(
             else:
                 right = a == b or a.numbers[0] != b.numbers[0]
             if a.function == b.function and not right:
-                return module, f"its code takes {b} on a part, {a} on the whole"
+                return module, f"its code calls {b} on a rank, but {a} if unsharded"
         if len(calls) != len(mine):
-            return module, f"its code makes {len(mine)} calls on a part, {len(calls)} on the whole"
+            return module, f"its code makes {len(mine)} calls on a rank, {len(calls)} if unsharded"
     return None
 
 
