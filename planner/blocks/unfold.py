@@ -179,7 +179,8 @@ class _Unfolder:
             for copy in self.copies_of(self.around(module)):
                 out.watched.append((copy.modules[module], slot, copy.tensors[name]))
         # What lengths decide may be of another block, and is marked in the folded graph.
-        out.marks = replace(g.marks, beside_lost=set(), cut_by=set()).copied(self.everywhere)
+        consumed = {"beside_lost": set(), "beside_tests": set(), "cut_by": set()}
+        out.marks = replace(g.marks, **consumed).copied(self.everywhere)
         for copies in (self.everywhere((n,)) for n in g.marks.names()):
             out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
         out.pinned, out.unpriced = g.pinned, g.unpriced

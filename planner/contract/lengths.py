@@ -60,10 +60,15 @@ def numbers_in(text: str) -> set[int]:
 
 
 def is_between_lengths(text: str) -> bool:
-    """Return whether both sides of a comparison name lengths."""
+    """Return whether lengths are compared with, or subtracted from, each other."""
     node = parsed(text)
-    sides = (node.left, node.comparators[0])
-    return all(any(isinstance(n, ast.Subscript) for n in ast.walk(side)) for side in sides)
+    steps = (n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub))
+    pairs = ((node.left, node.comparators[0]), *((n.left, n.right) for n in steps))
+    return any(all(map(_has_length, pair)) for pair in pairs)
+
+
+def _has_length(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.Subscript) for n in ast.walk(node))
 
 
 @lru_cache(maxsize=1024)

@@ -7,8 +7,20 @@ then does for another length is right on whole tensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardwright.planner.graph.axes import Axes, Dim, atoms_of
 from shardwright.planner.graph.graph import Graph
+
+
+def varying(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
+    """Return a function that says whether a length is not one of the parameters'."""
+    own = {atom.id for use in graph.uses for dim in axes.dims[use.stored] for atom in atoms_of(dim)}
+
+    def varies(dim: Dim) -> bool:
+        return dim.size == 1 or not {atom.id for atom in atoms_of(dim)} <= own
+
+    return varies
 
 
 def keep_beside_lost(graph: Graph, axes: Axes) -> None:
@@ -17,11 +29,7 @@ def keep_beside_lost(graph: Graph, axes: Axes) -> None:
     The parts that ops cut by such a length (`table[:n]`) have other sizes in other calls, and are
     never sharded.
     """
-    own = {atom.id for use in graph.uses for dim in axes.dims[use.stored] for atom in atoms_of(dim)}
-
-    def varies(dim: Dim) -> bool:
-        return dim.size == 1 or not {atom.id for atom in atoms_of(dim)} <= own
-
+    varies = varying(graph, axes)
     graph.marks.decided_unseen |= {
         tensor for tensor, other, at in graph.marks.beside_lost if varies(axes.dims[other][at])
     }

@@ -196,6 +196,9 @@ class Marks:
     """(tensor, other tensor, dim): code that has the tensor gets the other's length as a plain
     number, and may do something else for another length."""
 
+    beside_tests: set[tuple[str, str]] = _dims()
+    """(tensor, module): code of the module compares lengths, and has the tensor."""
+
     cut_by: set[tuple[str, str, int]] = _beside()
     """(result of an op, other tensor, dim): the op takes or adds parts by the other's length."""
 

@@ -14,7 +14,7 @@ from shardwright.planner.blocks.fold import Folding, Unfoldable
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
-from shardwright.planner.emit.lengths import compared_lengths
+from shardwright.planner.emit.lengths import keep_beside_unguarded, undecided_lengths
 from shardwright.planner.experts.mixtures import find_mixtures, marked
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import Axes, refine
@@ -46,7 +46,7 @@ class _Trace(NamedTuple):
 
 def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trace:
     """Return a trace with calls of other lengths too, if its code decides by lengths."""
-    source = with_other_lengths(found.source, compared_lengths(task.graph, task.axes))
+    source = with_other_lengths(found.source, undecided_lengths(task.graph, task.axes))
     if source is None:
         return found
     with suppress(ModelError, Unfoldable):
@@ -240,6 +240,7 @@ class TracedModel:
             axes = refine(graph, length)
             align(graph, axes, tp)
             keep_beside_lost(graph, axes)
+            keep_beside_unguarded(graph, axes)
             sequence = open_sequence(graph, axes, length, cp == 1) if length else None
             self._axes[at] = folding, axes, sequence  # the folding keeps its id
         return self._axes[at][1:]

@@ -1,4 +1,4 @@
-"""Code compares lengths with floats and negative numbers, in lists and in any: equal or refused."""
+"""However code compares a length, a call of another length is equal or refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.lengths import holds
@@ -26,6 +27,7 @@ class Rolls(nn.Module):
         super().__init__()
         self.long = long
         self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.conv = nn.Conv1d(32, 32, 3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.up(x))
@@ -42,6 +44,29 @@ TESTS: dict[str, Callable[[Tensor, Any], Any]] = {
     "any": lambda x, model: any(n == 19 for n in x.shape),
     "all": lambda x, model: all(n > 15 or n == 3 or n == 2 for n in x.shape),
     "list": lambda x, model: [x.shape[1]] > [15],
+    "elements": lambda x, model: x.numel() > 3 * 15 * 32,
+    "bytes": lambda x, model: x.nbytes > 3 * 15 * 32 * 8,
+    "sum": lambda x, model: sum(x.shape) > 15 + 3 + 32,
+    "least": lambda x, model: min(x.shape[1], 16) == 16,
+    "sorted": lambda x, model: sorted([x.shape[1], 15])[0] == 15,
+    "convolution": lambda x, model: model.conv(x.mT).shape[-1] > 8,
+    "twice": lambda x, model: torch.cat([x, x], 1).shape[1] > 30,
+    "repeated": lambda x, model: x.repeat(1, 2, 1).shape[1] > 30,
+    "interpolated": lambda x, model: F.interpolate(x.mT, scale_factor=2).shape[-1] > 30,
+    "square root": lambda x, model: math.sqrt(x.shape[1]) > 4,
+    "windows": lambda x, model: x.unfold(1, 4, 2).shape[1] > 6,
+    "padded": lambda x, model: F.pad(x, (0, 0, 2, 3)).shape[1] > 20,
+    "cut": lambda x, model: x[:, 2:].shape[1] > 13,
+    "every second": lambda x, model: x[:, ::2].shape[1] > 8,
+    "pooled": lambda x, model: F.max_pool1d(x.mT, 2).shape[-1] > 7,
+    "flattened": lambda x, model: x.flatten(0, 1).shape[0] > 3 * 15,
+    "bits": lambda x, model: x.shape[1].bit_length() > 4,
+    "power": lambda x, model: 2 ** x.shape[1] > 2**15,
+    "table": lambda x, model: {True: True, False: False}[x.shape[1] > 15],
+    "text": lambda x, model: str(x.shape[1]) == "19",
+    "string": lambda x, model: "19" in f"{tuple(x.shape)}",
+    "in a set": lambda x, model: x.shape[1] in {16, 17, 18, 19},
+    "ratio": lambda x, model: x.shape[1] / x.shape[0] > 6,
 }
 
 
@@ -70,6 +95,49 @@ def test_equal_or_refused(name: str) -> None:
         return equal
 
     assert min(run_ranks(2, rank)) >= 1
+
+
+class Doubles(Rolls):
+    """Both of its paths can be split."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.ones(x.shape[0], 2 * x.shape[1], dtype=x.dtype)
+        h = torch.relu(self.up(x)) * table.sum(1)[:, None, None]
+        return self.down(2 * h if self.long(x, (self, table)) else h)
+
+
+def of_table(x: Tensor, given: Any) -> bool:
+    return given[1].shape[1] > 30
+
+
+def of_convolution(x: Tensor, given: Any) -> bool:
+    return TESTS["convolution"](x, given[0])
+
+
+@pytest.mark.parametrize(("test", "lengths"), [(of_table, [19]), (of_convolution, [19, 7])])
+def test_code_is_split_if_both_answers_are_traced(
+    test: Callable[[Tensor, Any], Any], lengths: list[int]
+) -> None:
+    """The trace makes a call of another length by itself where the length is one of arguments."""
+    torch.manual_seed(0)
+    model = Doubles(test).double()
+    calls = [{"x": torch.randn(3, length, 32).double()} for length in lengths]
+    found = plan(model, 2, kwargs=calls)
+    assert found.modules["up"].layer == "ColumnParallelLinear"
+
+    def rank(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), found, mesh)
+        for length in (19, 7, 8, 31):
+            assert is_equal(split, model, torch.ones(3, length, 32).double())
+
+    run_ranks(2, rank)
+
+
+def test_code_has_full_tensors_if_one_answer_is_traced() -> None:
+    """No argument has the length, so no call of another one is made up."""
+    model = Doubles(of_convolution).double()
+    found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),))
+    assert found.modules["up"].parameters["weight"].use == "64, 32"
 
 
 class OtherLength(Rolls):

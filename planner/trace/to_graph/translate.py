@@ -129,9 +129,12 @@ def _mark_lost_lengths(
         reads = reads_of(test.left) | reads_of(test.right)
         if unguarded := {read for read in reads if read[0] not in graph.reads}:
             lost.setdefault(test.module, set()).update(unguarded)
-    for module, reads in lost.items():
+    asking = {test.module for test in provenance.deciding}
+    for module in {**lost, **dict.fromkeys(sorted(asking))}:
         near = {names[id(t)] for t in seen_by([module], record.calls) if id(t) in names}
-        for number, dim in reads:
+        if module in asking:
+            graph.marks.beside_tests |= {(n, module) for n in near}
+        for number, dim in lost.get(module, ()):
             if number in graph.reads:
                 graph.marks.beside_lost |= {(n, graph.reads[number], dim) for n in near}
             else:
