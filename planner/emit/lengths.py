@@ -68,8 +68,8 @@ def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[s
     names = _Names(graph, axes)
     outcomes: dict[tuple[str, str, str, str], list[Any]] = {}
     for test in graph.length_tests:
-        if graph.left and (_has_attribute(test.left) or _has_attribute(test.right)):
-            continue  # calls may change the attributes
+        if _may_change(graph, test.left) or _may_change(graph, test.right):
+            continue
         left, right = names.text(test.left), names.text(test.right)
         outcomes.setdefault((test.where, left, test.sign, right), []).append(test)
     found: dict[str, str] = {}
@@ -111,7 +111,8 @@ class _Names:
         self._in_caches = {name for pair in graph.marks.resumed for name in pair}
         self._slots: dict[tuple[frozenset[int], int], str] = {}
         self._varies = varying(graph, axes)
-        self._made_of = {(s.tensor, s.dim): s.expression for s in graph.sizes if not s.bound}
+        made = (s for s in graph.sizes if not s.bound and not _may_change(graph, s.expression))
+        self._made_of = {(s.tensor, s.dim): s.expression for s in made}
         for name, argument in self.given.items():
             for dim, tree in enumerate(axes.dims[name]):
                 text = f"{argument}.shape[{dim}]"
@@ -173,6 +174,11 @@ def _arguments(graph: Graph) -> Iterator[tuple[str, str]]:
 def _ids(dim: Dim) -> frozenset[int]:
     """Return the axes of a dim, of length 1 too: a dim that is shifted has only such ones."""
     return frozenset(leaf.id for leaf in leaves_of(dim)) if dim.size > 1 else frozenset()
+
+
+def _may_change(graph: Graph, side: tuple[Any, ...]) -> bool:
+    """Whether an expression has an attribute, if calls may change attributes."""
+    return graph.left and _has_attribute(side)
 
 
 def _has_attribute(side: tuple[Any, ...]) -> bool:
