@@ -246,7 +246,7 @@ def test_two_packages_with_one_name(monkeypatch, tmp_path: Path) -> None:
             lambda: shardwright.export("x", "x"),
             "cannot read plan x",
         ),
-        ("devices", "x", "math:pi", lambda: device.device("x"), "profile x does not hold"),
+        ("devices", "x", "math:pi", lambda: device.device("x"), "profile x is not valid"),
     ],
 )
 def test_what_is_not_what_it_should_be(

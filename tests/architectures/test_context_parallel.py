@@ -162,7 +162,7 @@ def test_what_is_not_proven_is_refused() -> None:
     on_ranks(work)
     refused: list[dict[str, Any]] = [{"sequence_parallel": True}, {"phase": "decode"}]
     for option in refused:
-        with pytest.raises(UsageError, match="cp splits sequences"):
+        with pytest.raises(UsageError, match="cannot be combined with cp=2"):
             planning.plan(model, mesh=MESH, **option)
 
 

@@ -213,5 +213,5 @@ def test_hub_takes_what_belongs_to_the_model(
 def test_an_index_that_leads_elsewhere(tmp_path: Path, name: str) -> None:
     """It is refused before a byte of that file is read."""
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"weight": name}}))
-    with pytest.raises(CheckpointError, match="which is not a file beside it"):
+    with pytest.raises(CheckpointError, match="which is not in its own directory"):
         Checkpoint.open(tmp_path)

@@ -124,10 +124,13 @@ def _shifted() -> Any:
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (lambda: made(Gemma2Config(**SIZES, num_key_value_heads=4, head_dim=8)), "is 'eager'"),
-        (lambda: made(FalconConfig(**{k: v for k, v in SIZES.items() if k[0] != "i"})), "look up"),
+        (lambda: made(Gemma2Config(**SIZES, num_key_value_heads=4, head_dim=8)), "has 'eager'"),
+        (
+            lambda: made(FalconConfig(**{k: v for k, v in SIZES.items() if k[0] != "i"})),
+            "attention interface",
+        ),
         (_shifted, "mixes tokens outside of attention"),
-        (lambda: made(BertConfig(**SIZES)), "attends to other tokens"),
+        (lambda: made(BertConfig(**SIZES)), "neither causal nor"),
     ],
     ids=["eager", "its own attention", "token shift", "both directions"],
 )

@@ -58,7 +58,7 @@ def test_what_computes_otherwise_under_autocast(kind: type[Mlp], refused: bool) 
                 torch.testing.assert_close(local(x), cast, rtol=0.1, atol=0.1)
                 return
             for part in (local, local.get_submodule("up")):
-                with pytest.raises(UsageError, match=f"the code of {kind.__name__} asks whether"):
+                with pytest.raises(UsageError, match=f"the code of {kind.__name__} checks whether"):
                     part(x)
 
     run_ranks(2, rank)
