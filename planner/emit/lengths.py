@@ -172,7 +172,7 @@ def _arguments(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def _ids(dim: Dim) -> frozenset[int]:
-    """Return the axes of a dim, of length 1 too: a dim that is shifted has only such ones."""
+    """Return the axes of a dim that is longer than 1, with those of length 1 in it."""
     return frozenset(leaf.id for leaf in leaves_of(dim)) if dim.size > 1 else frozenset()
 
 

@@ -118,23 +118,23 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
 def _mark_lost_lengths(
     graph: Graph, record: Record, provenance: Provenance, names: Mapping[int, str]
 ) -> None:
-    """Mark tensors of code that gets a length as a plain number, or compares it unguarded.
+    """Mark tensors of code that compares lengths, or gets one as a plain number.
 
-    A comparison is unguarded if the graph lacks the tensor whose length it is.
+    A comparison of a tensor that the graph lacks is like a plain number: nothing guards it.
     """
     lost: dict[str, set[tuple[int, int]]] = {}
     for module, expression in provenance.lost:
         lost.setdefault(module, set()).update(reads_of(expression))
     for test in provenance.deciding:
         reads = reads_of(test.left) | reads_of(test.right)
-        if unguarded := {read for read in reads if read[0] not in graph.reads}:
-            lost.setdefault(test.module, set()).update(unguarded)
+        unguarded = {read for read in reads if read[0] not in graph.reads}
+        lost.setdefault(test.module, set()).update(unguarded)
     asking = {test.module for test in provenance.deciding}
-    for module in {**lost, **dict.fromkeys(sorted(asking))}:
+    for module, reads in lost.items():
         near = {names[id(t)] for t in seen_by([module], record.calls) if id(t) in names}
         if module in asking:
             graph.marks.beside_tests |= {(n, module) for n in near}
-        for number, dim in lost.get(module, ()):
+        for number, dim in reads:
             if number in graph.reads:
                 graph.marks.beside_lost |= {(n, graph.reads[number], dim) for n in near}
             else:
