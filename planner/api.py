@@ -210,6 +210,7 @@ def search_plan(
     solver = solvers.current(asked.solver)
     solvers.load(solver)  # an unknown one is refused before the trace
     asked = replace(asked, solver=solver)
+    how["until"] = time.monotonic() + asked.left
     if cluster is None:
         sharing = prepare_shares(
             model, tp, mesh=mesh, batch=batch, dp=dp, gpus_per_host=gpus_per_host, speeds=speeds,

@@ -188,11 +188,13 @@ def read(
     memories: Sequence[int] = (),
     dequantize: bool = False,
     trust_remote_code: bool = False,
+    until: float = math.inf,
     **hub: Any,
 ) -> TracedModel:
     """Read a model, to be traced and planned for one mesh or several.
 
-    `hub` holds the arguments for the hub: `revision`, `cache_dir`, `local_files_only`, `token`.
+    `until` is that of the `TracedModel`. `hub` holds the arguments for the hub: `revision`,
+    `cache_dir`, `local_files_only`, `token`.
 
     Raises:
         UsageError: an argument is invalid.
@@ -238,7 +240,7 @@ def read(
         memories=[*memories],
         quantized=_quantized(source),
     )
-    return TracedModel(source, workload, as_pins(wanted), sequence_parallel, recompute)
+    return TracedModel(source, workload, as_pins(wanted), sequence_parallel, recompute, until)
 
 
 def _quantized(source: Source) -> Quantized | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,8 @@ from shardwright.runtime.modules.recomputation import recomputable
 
 ROUNDS = 3
 """How often calls of other lengths are added: those added before may compare other numbers."""
+SEARCHES = 2
+"""How many times as long as the last trace the next trace and the search take together."""
 
 
 class _Trace(NamedTuple):
@@ -114,6 +118,8 @@ class TracedModel:
         recompute: Whether blocks keep only their inputs in training and are computed again in the
             backward pass, or how many of each list of blocks; None for as many as are needed to
             fit.
+        until: When planning must end, in the time of `time.monotonic`. Without time for another
+            trace the plan refuses the lengths for which its calls decide otherwise.
     """
 
     source: Source
@@ -121,6 +127,7 @@ class TracedModel:
     pins: tuple[Pin, ...]
     sequence_parallel: bool | None = None
     recompute: bool | Mapping[str, int] | None = None
+    until: float = math.inf
     _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
     _spread: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
     _axes: dict[object, tuple[Folding, Axes, OpenSequence | None]] = field(
@@ -186,12 +193,17 @@ class TracedModel:
         The trace keeps all repeated blocks if their code depends on the index of the block.
         """
         at = workload.sequence_parallel, mesh.get(CP, 1) > 1
+        began = time.monotonic()
         found = self._traces.get(at) or self._trace(*at)
         task = self._of_trace(found, workload, mesh, along)
         if at not in self._traces and task.numbered:
             found = self._trace(*at, folds=False)
             task = self._of_trace(found, workload, mesh, along)
         for _ in range(0 if at in self._traces or any(at) else ROUNDS):
+            now = time.monotonic()
+            if now + SEARCHES * (now - began) > self.until:
+                break
+            began = now
             longer = _at_other_lengths(found, self.pins, task)
             if longer is found:
                 break

@@ -161,3 +161,20 @@ def test_a_length_beside_another_one() -> None:
 def test_negative_numbers_are_read() -> None:
     assert holds("(0 - x.shape[1]) < -5", {"x.shape[1]": 6})
     assert not holds("x.shape[1] == -1", {"x.shape[1]": 6})
+
+
+@pytest.mark.parametrize("test", [of_table, TESTS["elements"]])
+def test_without_time_for_another_trace_other_lengths_are_refused(
+    test: Callable[[Tensor, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwright.planner.search.traced_model.SEARCHES", 1e9)
+    torch.manual_seed(0)
+    model = Doubles(test).double()
+    found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),))
+
+    def rank(mesh: Mesh) -> list[bool]:
+        split = apply(copy.deepcopy(model), found, mesh)
+        lengths = (19, 7, 31)
+        return [is_equal(split, model, torch.ones(3, n, 32).double()) for n in lengths]
+
+    assert run_ranks(2, rank)[0] == [True, False, True]
