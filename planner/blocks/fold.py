@@ -29,6 +29,8 @@ class Unfoldable(Exception):
     def __init__(self, text: str = "", stacks: Collection[str] = ()) -> None:
         super().__init__(text)
         self.stacks = frozenset(stacks)
+        self.in_priced_runs = False
+        """Whether the blocks differ in the priced runs alone."""
 
 
 class Unused(Unfoldable):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from shardwright.planner.blocks.fold import Folding, ReadFromAfar, Segment, place_of
 from shardwright.planner.blocks.stacks import condensed
 from shardwright.planner.contract.names import grouped, is_within
-from shardwright.planner.graph.graph import Block, Boundary, Graph, Item, Op, Use
+from shardwright.planner.graph.graph import Block, Boundary, Graph, Item, Op, Use, made_by
 from shardwright.planner.graph.marks import Names
 
 
@@ -134,7 +135,7 @@ class _Naming:
         inside = segment is not None and segment.stack is stack
         if owner.last and not inside:
             return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
-        raise ReadFromAfar(f"{owner.module} is read from afar")
+        raise ReadFromAfar(f"{owner.module} is read from afar", [stack.path])
 
 
 class _Unfolder:
@@ -175,9 +176,7 @@ class _Unfolder:
             for copy in self.copies_of(self.folding.owner.get(use.used)):
                 stored, used = copy.tensors[use.stored], copy.tensors[use.used]
                 out.uses.append(Use(copy.modules[use.fqn], stored, used, use.is_buffer))
-        for module, slot, name in g.watched:
-            for copy in self.copies_of(self.around(module)):
-                out.watched.append((copy.modules[module], slot, copy.tensors[name]))
+        self.add_watched()
         # What lengths decide may be of another block, and is marked in the folded graph.
         consumed = {"beside_lost": set(), "beside_tests": set(), "cut_by": set()}
         out.marks = replace(g.marks, **consumed).copied(self.everywhere)
@@ -204,6 +203,26 @@ class _Unfolder:
             self.add_items(columns[copy.segment.place], copy)
             tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), traced_call))
             self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
+
+    def add_watched(self) -> None:
+        """Add what modules return, of each module in the order of its calls.
+
+        A module outside of a stack may be called between its blocks.
+        """
+        owner, items = self.folding.owner, self.folded.timeline()
+        calls = {name: item.traced_call for item in items for name in made_by(item)}
+        watched = grouped(((module, slot), n) for module, slot, n in self.folded.watched)
+        for (module, slot), names in watched.items():
+            around = self.around(module)
+            given = [(around or owner.get(name), name) for name in names]
+            for (path, _), run in groupby(
+                given, lambda x: (x[0] and x[0].stack.path, calls.get(x[1]))
+            ):
+                here = [*run]
+                for copy in self.blocks[path] if path else [self.outside]:
+                    for name in (n for segment, n in here if segment is copy.segment):
+                        each = copy.modules[module], slot, copy.tensors[name]
+                        self.out.watched.append(each)
 
     def add_tensors(self, names: Mapping[str, str]) -> None:
         """Add copies of tensors; `names` maps folded names to names of the copies."""

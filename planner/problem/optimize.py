@@ -46,12 +46,15 @@ from shardwright.planner.solvers.elimination import (
 )
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
+from shardwright.planner.solvers.residual import solve_residual
 
 SLACK = 0.05
 SHARE = 0.5
 """Share of the time limit for finding the price of a byte."""
 CAPPED = 0.05
 """Share of the time limit for backtracking under a budget, before another solver runs."""
+AGAIN = 0.1
+"""Share of the time limit for proving a plan that is proven already with the requested solver."""
 PATIENCE = 2
 """By what elimination divides its limit when a table is too large: the rest is solved by price."""
 
@@ -108,8 +111,8 @@ class Optimum:
 class PricedPlans:
     """Finds the best plan of a network's problem at each price of a byte.
 
-    Elimination finds all of them at once. Where its tables of fronts would be too large,
-    backtracking solves what is left for each price, and the solver the problem if time runs out.
+    Elimination finds all of them at once. Where its tables of fronts would be too large, the solver
+    solves what is left for each price.
     """
 
     problem: Problem
@@ -122,7 +125,8 @@ class PricedPlans:
         self._two = self.digits.bytes_and_rest(self.problem)
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
         self._work = Elimination(sizes, tables_of(self._two), hull)
-        self._work.run(self.deadline, PATIENCE)
+        now = time.monotonic()
+        self._work.run(now + (self.deadline - now) / 2, PATIENCE)
         self._points = [] if self._work.left else self._work.front()
         self._found: dict[int, Result] = {}
 
@@ -165,18 +169,16 @@ class PricedPlans:
         return result, result.assignment
 
     def _asked(self, weight: int) -> Result:
-        """Solve for one weight: what elimination left, and the problem if time runs out."""
-        count, end = len(self.problem.domains), time.monotonic() + self._seconds
-        result = backtracking.search(self._work.weighed(weight), count, end)
-        if result.status in ("optimal", "infeasible") or self.solver is backtracking.solve:
-            return result
-        problem = self._two.weighed([(weight, 1)])
-        return self.solver(problem, 0, {}, result.assignment, self._seconds)
-
-    @property
-    def _seconds(self) -> float:
-        """The time for one solution from now on."""
-        return max((self.deadline - time.monotonic()) / 4, 0.05)
+        """Solve what elimination left, for one weight."""
+        count, left = len(self.problem.domains), self._work.weighed(weight)
+        known = [r.assignment for r in self._found.values() if r.assignment is not None]
+        priced = [(weight * x + y, a) for a in known for x, y in [self._two.accept(a)]]
+        best, now = min(priced, default=None), time.monotonic()
+        seconds = max((self.deadline - now) / (4 if best else 1), 0.05)
+        if self.solver is backtracking.solve:
+            return backtracking.search(left, count, now + seconds, best)
+        found = solve_residual(left, count, self.solver, seconds)
+        return found if found.assignment or best is None else Result("feasible", best[1], 0)
 
 
 def optimize(
@@ -228,7 +230,9 @@ def optimize(
 
     @cache
     def proof() -> Proof:
-        return prove(asked(), caps, found, solve, max(end - time.monotonic(), 0.05))
+        left = end - time.monotonic()
+        most = AGAIN * seconds if found.status == "optimal" else seconds
+        return prove(asked(), caps, found, solve, max(min(left, most), 0.05))
 
     if caps:
         hint = plans.within(caps[1], price)

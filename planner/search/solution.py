@@ -218,7 +218,8 @@ def reported(optimum: Optimum, solver: str) -> SolverReport:
     """Return the report of an optimum. It has a note if `solver` could not prove it in time."""
     proven, note = optimum.proven(), ""
     if not proven and solver != "backtracking":
-        note = f"{solver} ran out of time: planned with the backtracking solver"
+        did = "proven" if optimum.optimal else "planned"
+        note = f"{solver} ran out of time: {did} with the backtracking solver"
     by = solver if proven else "backtracking"
     return SolverReport(
         name=by,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from shardwright.errors import InfeasibleError, ModelError, UsageError
 from shardwright.planner.blocks.fold import Folding, Unfoldable
+from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
@@ -65,7 +66,9 @@ def _traced_again(
 
     The other arguments, and what is raised, are those of `trace_folded`.
     """
-    known = Known(folds=bool(found.folding.stacks))
+    folded = {stack.path for stack in found.folding.stacks}
+    left = {stack.path for stack in find_stacks(source.module)} - folded
+    known = Known(folds=bool(folded), unfoldable=[((), frozenset(left))])
     folding, unfolded = trace_folded(source, pins, ends, whole, known)
     return found._replace(source=source, folding=folding, unfolded=unfolded)
 

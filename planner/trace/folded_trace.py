@@ -119,8 +119,11 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     whole = False
     try:
         return _at_once(source.wishes, (), False, partial(tried, len(source.more)), first=True)
-    except Unfoldable:
-        pass
+    except Unfoldable as error:
+        if error.in_priced_runs:  # so would be the plain call alone
+            with suppress(ModelError):
+                every = partial(tried, len(source.more))
+                return _at_once(source.wishes, (), True, every, first=True)
     except ModelError:
         whole = True  # it failed with all blocks as well
     best = tried(0, (), True)
@@ -219,7 +222,7 @@ def trace_folded(
     refused: ModelError | None = None
     foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
     while foldable:
-        culprits, ways = frozenset[str](), [1] if ends else [0, 1]
+        culprits, ways, priced = frozenset[str](), [1] if ends else [0, 1], True
         for apart in ways:
             found = find_stacks(module, apart, labels, owners)
             stacks = [stack for stack in found if stack.path not in left_out]
@@ -227,11 +230,11 @@ def trace_folded(
                 continue
             try:
                 return _folded(source, stacks, owners, known)
-            except Unused as error:
-                culprits = error.stacks
-                break
             except Unfoldable as error:
                 culprits = error.stacks  # next with the end blocks apart, or without these stacks
+                priced &= error.in_priced_runs
+                if isinstance(error, Unused):
+                    break
                 if apart == 1 and isinstance(error, ReadFromAfar):
                     ways.append(2)  # as a tower of which the last block is not used
             except ModelError as error:
@@ -243,12 +246,19 @@ def trace_folded(
         if not culprits:
             break
         left_out |= culprits
-        known.unfoldable.append((source.runs, culprits))
+        known.unfoldable.append((_priced(source) if priced else source.runs, culprits))
     known.folds &= not plain
-    if not whole and foldable and find_stacks(module, 0, labels, owners):
-        raise Unfoldable("only the whole model can be traced with these calls") from refused
+    if not whole and foldable and (stacks := find_stacks(module, 0, labels, owners)):
+        error = Unfoldable("only the whole model can be traced with these calls")
+        left_out = known.left_out(_priced(source))
+        error.in_priced_runs = all(stack.path in left_out for stack in stacks)
+        raise error from refused
     folding = Folding(traced(source, known))
     return folding, unfold(folding)
+
+
+def _priced(source: Source) -> list[Run]:
+    return [run for run in source.runs if run.priced and not run.training]
 
 
 def _folded(
@@ -263,16 +273,25 @@ def _folded(
     with shortened(source.module, stacks):
         shared, skips = shared_beyond(source.module, stacks, owners), False
         graph, asked = _asked(source)
-        try:
-            unfold(fold(graph.apart(), stacks, shared))  # before it is traced in other contexts
-        except Idle:
-            if not any(answers for _, answers in graph.branch_paths):
-                raise
+        error = _unfoldable(graph, stacks, shared)  # before it is traced in other contexts
+        if isinstance(error, Idle) and any(answers for _, answers in graph.branch_paths):
             skips = True
             graph, asked = _asked(source, skips)
+        elif error is not None:
+            error.in_priced_runs = _unfoldable(graph.priced_runs(), stacks, shared) is not None
+            raise error
         _compare(graph, asked, source, skips, known)
     folding = fold(graph, stacks, shared)
     return folding, unfold(folding)
+
+
+def _unfoldable(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str]) -> Unfoldable | None:
+    """Return why a graph cannot be folded, if it cannot; it stays as it is."""
+    try:
+        unfold(fold(graph.apart(), stacks, shared))
+    except Unfoldable as error:
+        return error
+    return None
 
 
 def traced(source: Source, known: Known | None = None) -> Graph:

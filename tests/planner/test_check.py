@@ -136,7 +136,7 @@ def test_a_solver_that_lies_makes_no_worse_plan(monkeypatch, solve) -> None:
 def test_where_a_solver_runs_out_of_time_the_plan_says_so(monkeypatch) -> None:
     report = plan_with(monkeypatch, speechless).solver
     assert (report.name, report.status, report.gap) == ("backtracking", "optimal", 0)
-    assert report.note == "liar ran out of time: planned with the backtracking solver"
+    assert report.note == "liar ran out of time: proven with the backtracking solver"
 
 
 def test_wrong_costs_are_refused() -> None:

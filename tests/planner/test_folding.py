@@ -20,6 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.memory import peak
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.graph.axes import refine
+from shardwright.planner.graph.graph import Graph
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, search
@@ -258,6 +259,35 @@ def test_a_block_read_from_afar_is_not_folded() -> None:
     folding, unfolded = folded_trace.trace_folded(source)
     assert not folding.stacks
     assert unfolded.graph is folding.graph
+
+
+class Between(nn.Module):
+    """Blocks, and a module that is called between them with features of two lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.between = nn.ModuleList(Mlp() for _ in range(6)), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.between(x)
+        for block in self.blocks:
+            x = block(x)
+            x = x + self.between(x) + self.between(x[:, :1])
+        return x
+
+
+def test_a_module_between_blocks_is_seen_in_the_order_of_its_calls() -> None:
+    model = Between().double()
+    source = read_source(model, features(64)(3, 19))
+    folding, unfolded = folded_trace.trace_folded(source)
+    assert [stack.path for stack in folding.stacks] == ["blocks"]
+
+    def lengths(graph: Graph) -> list[int]:
+        found = (graph.tensors[n].shape for m, _, n in graph.watched if m == "between")
+        return [shape[1] for shape in found]
+
+    assert lengths(unfolded.graph) == lengths(whole(source).graph) == [19, *([19, 1] * 6)]
+    assert_equal(model, features(64), planned_for(model, features(64), 2))
 
 
 class States(nn.Module):

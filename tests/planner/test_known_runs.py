@@ -166,6 +166,28 @@ def test_blocks_that_no_call_uses_are_left_out_at_once(monkeypatch: pytest.Monke
     assert found.runs == source.runs
 
 
+class Unlike(Towers):
+    """Blocks that differ by the number of the block, with a flag and without."""
+
+    def forward(self, x: Tensor, more: bool = False) -> Tensor:
+        for n, block in enumerate(self.used):
+            x = block(x) * n if n % 2 else block(x)
+        return self.last(x)
+
+
+def test_what_the_plain_call_shows_is_known_of_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stacks are not tried again, and all calls are traced with all blocks at once."""
+    traces = counted(monkeypatch, "_asked")
+    wishes = ((Run("", (X,), {"more": True}, priced=False),),)
+    source = Source(
+        Unlike().to("meta").eval(), (X,), {}, "", "", X.dtype,
+        further=wishes[0], wishes=wishes,
+    )  # fmt: skip
+    found, folding, _ = trace_all(source)
+    assert not folding.stacks and found.further == source.further
+    assert len(traces) == 4  # both stacks, the used one, with its ends apart, all blocks
+
+
 def test_stacks_that_some_runs_do_not_fold_are_left_out_of_more_runs() -> None:
     known = Known(unfoldable=[(RUNS[:1], frozenset({"a"})), (RUNS, frozenset({"b"}))])
     assert known.left_out(RUNS) == {"a", "b"}

@@ -211,7 +211,8 @@ def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dic
     if not isinstance(first, Tensor) or first.dim() < 2:
         return
     each = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
-    if "labels" in names and inputs.get("labels") is None:
+    boxes = "labels" in names and "dict" in str(names["labels"].annotation)  # of detection models
+    if "labels" in names and inputs.get("labels") is None and not boxes:
         if not first.is_floating_point():
             yield {"labels": torch.zeros_like(first)}
         yield {"labels": each}

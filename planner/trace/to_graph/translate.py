@@ -167,25 +167,27 @@ def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iter
 
 def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (tensor given to a module, tensor inside it) for changes that code outside reads."""
+    readers: dict[int, list[Call]] = {}
+    for call in record.calls if record.changed else ():
+        for tensor in tensors_in(call.args):
+            readers.setdefault(id(tensor), []).append(call)
+    outputs = {*map(id, record.outputs)}
     for was, now, module in record.changed:
-        if not any(not call or _is_outside(call, module) for call in _readers(record, now)):
+        copies = [now]  # and its detached copies
+        for copy in copies:
+            read = readers.get(id(copy), ())
+            copies += [c.result for c in read if c.op is torch.ops.aten.detach.default]
+        if outputs.isdisjoint(map(id, copies)) and not any(
+            _is_outside(call, module)
+            for copy in copies
+            for call in readers.get(id(copy), ())
+            if call.op is not torch.ops.aten.detach.default
+        ):
             continue
-        for call in record.calls:
+        for call in readers.get(id(was), ()):
             crosses = call.op is boundaries.BOUNDARY and call.args[0] is was
             if crosses and boundaries.read_tag(call.args[1])[:2] == (module, "in"):
                 yield was, call.result
-
-
-def _readers(record: Record, tensor: torch.Tensor) -> Iterator[Call | None]:
-    """Yield the calls that read `tensor`, and None if it is an output; detached copies count."""
-    if any(x is tensor for x in record.outputs):
-        yield None
-    for call in record.calls:
-        if any(x is tensor for x in tensors_in(call.args)):
-            if call.op is torch.ops.aten.detach.default:
-                yield from _readers(record, call.result)
-            else:
-                yield call
 
 
 def _is_outside(call: Call, module: str) -> bool:
