@@ -115,7 +115,8 @@ def _planned(file: Path, tp: int, made: Made) -> tuple[bool, str]:
     if file.exists():
         return True, file.read_text()
     try:
-        text = planning.proven(made.model, tp=tp, **made.plan).to_json()
+        with MAKING:  # planning draws, too
+            text = planning.proven(made.model, tp=tp, **made.plan).to_json()
     except Exception as error:
         return False, _text(error)
     file.write_text(text)
