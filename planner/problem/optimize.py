@@ -49,7 +49,7 @@ from shardwright.planner.solvers.problem import CostVector, Problem, Result, Sol
 from shardwright.planner.solvers.residual import solve_residual
 
 SLACK = 0.05
-SHARE = 0.5
+SHARE = 0.7
 """Share of the time limit for finding the price of a byte."""
 CAPPED = 0.05
 """Share of the time limit for backtracking under a budget, before another solver runs."""
@@ -111,8 +111,8 @@ class Optimum:
 class PricedPlans:
     """Finds the best plan of a network's problem at each price of a byte.
 
-    Elimination finds all of them at once. Where its tables of fronts would be too large, the solver
-    solves what is left for each price.
+    Elimination finds all of them at once. Where its tables of fronts would be too large,
+    backtracking solves what is left for each price, and the solver if that takes long.
     """
 
     problem: Problem
@@ -126,7 +126,7 @@ class PricedPlans:
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
         self._work = Elimination(sizes, tables_of(self._two), hull)
         now = time.monotonic()
-        self._work.run(now + (self.deadline - now) / 2, PATIENCE)
+        self._work.run(now + (self.deadline - now) / 3, PATIENCE)
         self._points = [] if self._work.left else self._work.front()
         self._found: dict[int, Result] = {}
 
@@ -173,12 +173,17 @@ class PricedPlans:
         count, left = len(self.problem.domains), self._work.weighed(weight)
         known = [r.assignment for r in self._found.values() if r.assignment is not None]
         priced = [(weight * x + y, a) for a in known for x, y in [self._two.accept(a)]]
-        best, now = min(priced, default=None), time.monotonic()
-        seconds = max((self.deadline - now) / (4 if best else 1), 0.05)
-        if self.solver is backtracking.solve:
-            return backtracking.search(left, count, now + seconds, best)
-        found = solve_residual(left, count, self.solver, seconds)
-        return found if found.assignment or best is None else Result("feasible", best[1], 0)
+        best, alone = min(priced, default=None), self.solver is backtracking.solve
+        end = time.monotonic() + self._seconds / (4 if alone else 8)
+        found = backtracking.search(left, count, end, best)
+        if alone or found.status in ("optimal", "infeasible"):
+            return found
+        other = solve_residual(left, count, self.solver, self._seconds / (4 if best else 2))
+        return found if other.assignment is None else other
+
+    @property
+    def _seconds(self) -> float:
+        return max(self.deadline - time.monotonic(), 0.2)
 
 
 def optimize(
