@@ -34,6 +34,7 @@ from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
 from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
+from shardwright.runtime.modules.global_modules import unshare_globals
 from shardwright.runtime.modules.layers import apply_module
 from shardwright.runtime.modules.parameters import LocalTensors, make_dtensors
 from shardwright.runtime.modules.recomputation import recompute_blocks
@@ -385,6 +386,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
     Raises:
         PlanError: the plan names a module that the model does not have.
     """
+    unshare_globals(model)
     forwards_into_classes(model)
     split_by_heads(model)
     tensors, lengths = LocalTensors(), Lengths()

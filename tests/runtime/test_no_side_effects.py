@@ -85,3 +85,36 @@ def test_a_patch_lasts_until_the_last_leaves_it() -> None:
             raise ZeroDivisionError
         assert parametrize.register_parametrization is not own
     assert parametrize.register_parametrization is own
+
+
+RELU, ACTIVATIONS = nn.ReLU(), {"gelu": nn.GELU()}
+
+
+class OfGlobals(nn.Module):
+    """Its activations are globals of this file, as `gelu` of `transformers.activations` is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.gelu = RELU, ACTIVATIONS["gelu"]
+        self.up, self.middle, self.down = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.gelu(self.middle(self.relu(self.up(x)))))
+
+
+def test_globals_of_a_models_code_stay_as_they_are() -> None:
+    """Other models that call them are split, or not, as if there was no first one."""
+    base, x = OfGlobals().double(), torch.randn(3, 8).double()
+    plan = planning.plan(copy.deepcopy(base), tp=2, args=(x,))
+
+    def work(mesh: Mesh) -> None:
+        for _ in range(2):
+            fresh = OfGlobals().double()
+            fresh.load_state_dict(base.state_dict())
+            split = shardwright.apply(fresh, plan, mesh)
+            torch.testing.assert_close(split(x), base(x), rtol=0, atol=1e-9)
+            assert fresh.relu is not RELU and fresh.gelu is not ACTIVATIONS["gelu"]
+
+    run_ranks(2, work)
+    assert (type(RELU), type(ACTIVATIONS["gelu"])) == (nn.ReLU, nn.GELU)
+    assert vars(RELU).keys() == vars(nn.ReLU()).keys()
