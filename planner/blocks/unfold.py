@@ -219,10 +219,12 @@ class _Unfolder:
                 given, lambda x: (x[0] and x[0].stack.path, calls.get(x[1]))
             ):
                 here = [*run]
-                for copy in self.blocks[path] if path else [self.outside]:
-                    for name in (n for segment, n in here if segment is copy.segment):
-                        each = copy.modules[module], slot, copy.tensors[name]
-                        self.out.watched.append(each)
+                self.out.watched += [
+                    (copy.modules[module], slot, copy.tensors[name])
+                    for copy in (self.blocks[path] if path else [self.outside])
+                    for segment, name in here
+                    if segment is copy.segment
+                ]
 
     def add_tensors(self, names: Mapping[str, str]) -> None:
         """Add copies of tensors; `names` maps folded names to names of the copies."""

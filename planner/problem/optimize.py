@@ -183,6 +183,7 @@ class PricedPlans:
 
     @property
     def _seconds(self) -> float:
+        """The time that is left."""
         return max(self.deadline - time.monotonic(), 0.2)
 
 

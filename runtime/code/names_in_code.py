@@ -69,15 +69,25 @@ def names_in(codes: Iterable[CodeType]) -> Iterator[str]:
                 yield from names_in([constant])
 
 
-def _functions(model: nn.Module) -> Iterator[FunctionType]:
-    kinds = {
+def classes_of(model: nn.Module) -> set[type]:
+    """The classes of a model's modules and what they inherit from, but those of `NOT_MODELS`."""
+    return {
         kind
         for own in {type(m) for m in model.modules()}
         for kind in own.__mro__
         if not f"{kind.__module__}.".startswith(NOT_MODELS)
     }
+
+
+def globals_of(file: str) -> list[Any]:
+    """The values of the globals of a Python module, by its name."""
+    return list(vars(sys.modules[file]).values()) if file in sys.modules else []
+
+
+def _functions(model: nn.Module) -> Iterator[FunctionType]:
+    kinds = classes_of(model)
     for home in {kind.__module__ for kind in kinds}:
-        beside = list(vars(sys.modules[home]).values()) if home in sys.modules else []
+        beside = globals_of(home)
         kinds |= {v for v in beside if isinstance(v, type) and v.__module__ == home}
         yield from _but_builders(v for v in beside if not isinstance(v, type))
     for kind in kinds:

@@ -6,10 +6,11 @@ A plan changes modules in place, and other models in the process call such a glo
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 
 from torch import nn
+
+from shardwright.runtime.code.names_in_code import classes_of, globals_of
 
 
 def unshare_globals(model: nn.Module) -> None:
@@ -27,10 +28,8 @@ def unshare_globals(model: nn.Module) -> None:
 
 def _globals(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules without state that are globals, or in a container that is one."""
-    classes = {cls for module in model.modules() for cls in type(module).__mro__}
-    files = {cls.__module__ for cls in classes if not cls.__module__.startswith("torch.")}
-    for file in files & sys.modules.keys():
-        for value in [*vars(sys.modules[file]).values()]:
+    for file in {cls.__module__ for cls in classes_of(model)}:
+        for value in globals_of(file):
             held = value.values() if type(value) is dict else value
             for each in held if type(value) in (dict, list, tuple) else (value,):
                 if isinstance(each, nn.Module) and _is_stateless(each):

@@ -34,6 +34,8 @@ from shardwright.rules.normalization import TABLE as NORMS
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
+DETACH = torch.ops.aten.detach.default
+
 IGNORED = {
     "_assert_async",
     "_assert_scalar",
@@ -176,13 +178,10 @@ def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         copies = [now]  # and its detached copies
         for copy in copies:
             read = readers.get(id(copy), ())
-            copies += [c.result for c in read if c.op is torch.ops.aten.detach.default]
-        if outputs.isdisjoint(map(id, copies)) and not any(
-            _is_outside(call, module)
-            for copy in copies
-            for call in readers.get(id(copy), ())
-            if call.op is not torch.ops.aten.detach.default
-        ):
+            copies += [call.result for call in read if call.op is DETACH]
+        read = [call for copy in copies for call in readers.get(id(copy), ())]
+        outside = any(_is_outside(call, module) for call in read if call.op is not DETACH)
+        if not outside and outputs.isdisjoint(map(id, copies)):
             continue
         for call in readers.get(id(was), ()):
             crosses = call.op is boundaries.BOUNDARY and call.args[0] is was
