@@ -192,7 +192,8 @@ def collected(folding: Folding) -> set[str]:
         if not taken & (far | made):
             continue
         if isinstance(item, Boundary) and item.side == "in":
-            raise ReadFromAfar(f"{item.module} takes what is read from blocks afar")
+            why = f"{item.module} takes what is read from blocks afar"
+            raise ReadFromAfar(why, _stacks(folding, read | taken))
         read |= taken & far
         made |= {*made_by(item)}
     return made | given | _everywhere(folding, read) | _numbered(folding)
@@ -228,8 +229,14 @@ def _everywhere(folding: Folding, names: set[str]) -> set[str]:
             places.setdefault(place, set()).add(b.target)
     found = set().union(*(given for given in places.values() if given & names))
     if not names <= found:
-        raise ReadFromAfar(f"{min(names - found)} is read from afar")
+        afar = names - found
+        raise ReadFromAfar(f"{min(afar)} is read from afar", _stacks(folding, afar))
     return found
+
+
+def _stacks(folding: Folding, names: set[str]) -> set[str]:
+    """Return the paths of the stacks whose blocks own any of these tensors."""
+    return {folding.owner[name].stack.path for name in names if name in folding.owner}
 
 
 def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segment]:
@@ -291,7 +298,7 @@ def match(
     """Compare two segments of blocks of one kind.
 
     The segments may read different tensors of `small` (for example empty caches); these are too
-    small to be sharded.
+    small to be sharded. Constants are never sharded.
 
     Raises:
         Unfoldable: the segments differ in their ops or in the tensors that they take.
@@ -311,8 +318,15 @@ def match(
             else:
                 before = _behind(x, one, row) or (one.place == 0 and x not in owned)
                 fits = x == y or (before and _behind(y, other, row)) or (x in small and y in small)
+                fits = fits or _constants(graph, x, y)
             if not fits:
                 raise Unfoldable(f"{one.module} takes {x} where {other.module} takes {y}")
+
+
+def _constants(graph: Graph, x: str, y: str) -> bool:
+    """Return whether both are constants, of one shape and dtype."""
+    a, b = graph.tensors[x], graph.tensors[y]
+    return {x, y} <= graph.constants and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
 def _trained(graph: Graph, item: Item) -> list[bool]:

@@ -176,6 +176,9 @@ class Graph:
     boundaries: list[Boundary] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
+    constants: set[str] = field(default_factory=set)
+    """The inputs that no caller gives: code makes them of plain numbers."""
+
     outputs: list[str] = field(default_factory=list)
     marks: Marks = field(default_factory=Marks)
     """Further facts about tensors."""

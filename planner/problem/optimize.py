@@ -35,7 +35,7 @@ from shardwright.planner.problem.objective import (
     question,
     weighed_time,
 )
-from shardwright.planner.solvers import backtracking
+from shardwright.planner.solvers import backtracking, dense
 from shardwright.planner.solvers.elimination import (
     Elimination,
     Front,
@@ -55,8 +55,8 @@ CAPPED = 0.05
 """Share of the time limit for backtracking under a budget, before another solver runs."""
 AGAIN = 0.1
 """Share of the time limit for proving a plan that is proven already with the requested solver."""
-PATIENCE = 2
-"""By what elimination divides its limit when a table is too large: the rest is solved by price."""
+FRONTS = 10_000
+"""The most points of a table of fronts. What is left with this limit is solved for each price."""
 
 
 class OverBudget(InfeasibleError):
@@ -111,8 +111,8 @@ class Optimum:
 class PricedPlans:
     """Finds the best plan of a network's problem at each price of a byte.
 
-    Elimination finds all of them at once. Where its tables of fronts would be too large,
-    backtracking solves what is left for each price, and the solver if that takes long.
+    Elimination finds all of them at once. Where its tables of fronts would be too large, what is
+    left is solved for each price: as arrays, or by backtracking, or by the solver.
     """
 
     problem: Problem
@@ -126,7 +126,7 @@ class PricedPlans:
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
         self._work = Elimination(sizes, tables_of(self._two), hull)
         now = time.monotonic()
-        self._work.run(now + (self.deadline - now) / 3, PATIENCE)
+        self._work.run(now + (self.deadline - now) / 3, FRONTS)
         self._points = [] if self._work.left else self._work.front()
         self._found: dict[int, Result] = {}
 
@@ -171,6 +171,9 @@ class PricedPlans:
     def _asked(self, weight: int) -> Result:
         """Solve what elimination left, for one weight."""
         count, left = len(self.problem.domains), self._work.weighed(weight)
+        found = solve_residual(left, count, dense.solve, self._seconds)
+        if found.status != "unknown":
+            return found
         known = [r.assignment for r in self._found.values() if r.assignment is not None]
         priced = [(weight * x + y, a) for a in known for x, y in [self._two.accept(a)]]
         best, alone = min(priced, default=None), self.solver is backtracking.solve

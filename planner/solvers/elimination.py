@@ -166,14 +166,13 @@ class Elimination:
         self._queued: dict[int, int] = {}
         self._queue: list[tuple[int, int]] = []
 
-    def run(self, deadline: float, patience: int = 1) -> None:
+    def run(self, deadline: float, points: int = POINTS) -> None:
         """Eliminate variables while tables allow, until `deadline` (of `time.monotonic`).
 
-        Variables whose joined table has no more points than the tables it is made of come first.
-        Each time that a table would be too large, the limit is divided by `patience`: most of the
-        time is spent on tables that are then given up.
+        Variables whose joined table has no more points than the tables it is made of come first;
+        then those whose table has at most `points`.
         """
-        for limit in (0, POINTS):
+        for limit in (0, points):
             for v in self.left:
                 self._push(v)
             while self._queue and time.monotonic() < deadline:
@@ -181,8 +180,6 @@ class Elimination:
                 if self._queued.get(v) == size:
                     del self._queued[v]
                     self._eliminate(v, limit)
-                    if v in self.left:
-                        limit //= patience
 
     def weighed(self, weight: int) -> Elimination:
         """Return what is left as a problem of one component: the first costs `weight` a unit.

@@ -272,11 +272,11 @@ def _folded(
     """
     with shortened(source.module, stacks):
         shared, skips = shared_beyond(source.module, stacks, owners), False
-        graph, asked = _asked(source)
+        graph, asked = _asked(source, shortened=True)
         error = _unfoldable(graph, stacks, shared)  # before it is traced in other contexts
         if isinstance(error, Idle) and any(answers for _, answers in graph.branch_paths):
             skips = True
-            graph, asked = _asked(source, skips)
+            graph, asked = _asked(source, skips, shortened=True)
         elif error is not None:
             error.in_priced_runs = _unfoldable(graph.priced_runs(), stacks, shared) is not None
             raise error
@@ -305,14 +305,14 @@ def traced(source: Source, known: Known | None = None) -> Graph:
     return graph
 
 
-def _asked(source: Source, skips: bool = False) -> tuple[Graph, Asked]:
-    """Return the graph of all runs of a source, and what code asked; `skips` is for `trace_runs`.
+def _asked(source: Source, skips: bool = False, shortened: bool = False) -> tuple[Graph, Asked]:
+    """Return the graph of all runs of a source, and what code asked; the rest as in `trace_runs`.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     with alone(), noted() as asked:
-        return trace_runs(source.module, source.runs, skips), asked
+        return trace_runs(source.module, source.runs, skips, shortened=shortened), asked
 
 
 def _compare(graph: Graph, asked: Asked, source: Source, skips: bool, known: Known) -> None:

@@ -47,7 +47,11 @@ NESTED = (
 
 
 def trace_runs(
-    module: nn.Module, runs: Sequence[Run], skips: bool = False, settled: bool = False
+    module: nn.Module,
+    runs: Sequence[Run],
+    skips: bool = False,
+    settled: bool = False,
+    shortened: bool = False,
 ) -> Graph:
     """Return the graph of several runs of `module`, which it does not run on data.
 
@@ -56,11 +60,12 @@ def trace_runs(
 
     With `skips`, skippable code is traced as if it always ran, if that is correct
     (`data_queries/conditional_code.py`). With `settled`, runs that depend on data are refused.
+    `shortened` says whether blocks of `module` stand for more blocks like them.
 
     Raises:
         ModelError: the module cannot be traced; the message says why.
     """
-    opaque = Opaque(module, skips=skips, settled=settled)
+    opaque = Opaque(module, skips=skips, settled=settled, shortened=shortened)
     graph = _traced(module, runs, opaque)
     if not masks_have_stated_lengths(graph):
         opaque.drop_stand_ins()

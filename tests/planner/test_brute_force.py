@@ -1,15 +1,16 @@
 """Every solver against trying everything, on random problems."""
 
 import time
-from itertools import count
+from itertools import combinations, count
 from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.solvers import backtracking, cpsat, elimination
-from shardwright.planner.solvers.problem import Problem
+from shardwright.planner.solvers import backtracking, cpsat, dense, elimination
+from shardwright.planner.solvers.problem import Problem, Result, Row
+from shardwright.planner.solvers.residual import solve_residual
 from tests.planner.problems import CAPS, POINTS, SECONDS, brute_force, check, problems
 
 
@@ -31,23 +32,28 @@ def test_backtracking_is_brute_force(problem: Problem, caps: dict[int, int], poi
 
 
 @settings(max_examples=200)
-@given(problems(), POINTS, st.sampled_from([1, 2]))
-def test_what_elimination_leaves_is_solved_at_each_price(
-    problem: Problem, points: int, patience: int
-):
-    """Whether or not its limit is lowered where a table is too large."""
+@given(problems(), POINTS)
+def test_what_elimination_leaves_is_solved_at_each_price(problem: Problem, points: int):
     sizes = {v: len(domain) for v, domain in enumerate(problem.domains)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elimination, "POINTS", points)
-        two = problem.weighed(
-            [[int(c == k) for c in range(len(problem.components))] for k in (0, 1)]
-        )
-        work = elimination.Elimination(sizes, elimination.tables_of(two), elimination.hull)
-        work.run(inf, patience)
-        for weight in (0, 1, 3, 1000):
-            asked = two.weighed([(weight, 1)])
-            best = brute_force(asked, 0, {})
+    two = problem.weighed([[int(c == k) for c in range(len(problem.components))] for k in (0, 1)])
+    work = elimination.Elimination(sizes, elimination.tables_of(two), elimination.hull)
+    work.run(inf, points)
+    for weight in (0, 1, 3, 1 << 90):
+        asked = two.weighed([(weight, 1)])
+        best = brute_force(asked, 0, {})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(elimination, "POINTS", points)
             check(asked, 0, {}, best, backtracking.search(work.weighed(weight), len(sizes), inf))
+        left = work.weighed(weight)
+        check(asked, 0, {}, best, solve_residual(left, len(sizes), dense.solve, inf))
+
+
+def test_arrays_that_would_be_large_are_not_made() -> None:
+    problem = Problem(("cost",))
+    several = [problem.variable(f"v{n}", 10) for n in range(7)]
+    for pair in combinations(several, 2):
+        problem.factor("pair", pair, [Row((x, x), (1,)) for x in range(10)])
+    assert dense.solve(problem, 0, {}, None, SECONDS) == Result("unknown", None, 0)
 
 
 @settings(max_examples=100)

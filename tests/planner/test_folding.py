@@ -290,6 +290,28 @@ def test_a_module_between_blocks_is_seen_in_the_order_of_its_calls() -> None:
     assert_equal(model, features(64), planned_for(model, features(64), 2))
 
 
+class Guarded(Mlp):
+    """Scales by numbers of its own; in training mode it tests its output, as every block does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x) * torch.tensor([[0.5], [2.0]], device=x.device).repeat(32, 1).mT
+        if self.training and not torch.isfinite(x).all():
+            x = torch.clamp(x, min=-9.0, max=9.0)
+        return x
+
+
+def test_blocks_that_make_constants_and_branch_on_data_in_training_mode() -> None:
+    """All blocks ask the same, so no two answers are tried for each."""
+    model = Tower()
+    model.blocks.extend(Guarded() for _ in range(6))
+    model = model.double()
+    source = replace(read_source(model, features(64)(3, 19)), trains=True)
+    _, folding, _ = folded_trace.trace_all(source)
+    assert [stack.kinds for stack in folding.stacks] == [(-1, 0, 0, 0, 0, -2)]
+    assert folding.graph.skips
+    assert_equal(model, features(64), planned_for(model, features(64), 2))
+
+
 class States(nn.Module):
     """Blocks, each of whose outputs is returned in a list, which may be in a dict."""
 

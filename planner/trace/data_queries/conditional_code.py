@@ -172,8 +172,18 @@ def _open_part(test: ast.expr, values: Mapping[str, Any]) -> ast.expr:
     if not isinstance(test, ast.BoolOp):
         return test
     neutral = isinstance(test.op, ast.And)
-    rest = [v for v in test.values if not (isinstance(v, ast.Name) and values.get(v.id) is neutral)]
+    rest = [v for v in test.values if _value(v, values) is not neutral]
     return rest[0] if len(rest) == 1 else test
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    """Return the value of a name, or of an attribute of one (`self.training`); None for others."""
+    match node:
+        case ast.Name(id=name):
+            return values.get(name)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            return getattr(values.get(name), "__dict__", {}).get(attribute)
+    return None
 
 
 def _with_length(test: ast.expr, rows: int) -> bool | None:

@@ -53,6 +53,7 @@ class Opaque:
         skips: Whether skippable code is traced as if it always ran.
         stateful: Untraced modules whose calls change their attributes.
         settled: Whether these settings stay as they are, whatever fails with them.
+        shortened: Whether a block stands for more than it: all of them branch where it does.
     """
 
     def __init__(
@@ -63,13 +64,16 @@ class Opaque:
         branch_paths: BranchPaths = (),
         skips: bool = False,
         settled: bool = False,
+        shortened: bool = False,
     ) -> None:
         self.root, self.branch_paths, self.skips = root, branch_paths, skips
-        self.settled = settled
+        self.settled, self.shortened = settled, shortened
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
         self.stateful: set[str] = set()
         self._modes: list[bool] = []
+        self._branching: dict[str, str] = {}
+        """Pattern -> first module of that pattern that asked a question with two answers."""
         self._refuted: set[int] = set()
         """Runs that asked less than a run like it: nothing is taken from others any more."""
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
@@ -83,10 +87,7 @@ class Opaque:
         """
         if self.settled:
             return False
-        if isinstance(error, BranchesOnData) and (
-            paths := both(self.branch_paths, error.traced_call, self._like(error.traced_call))
-        ):
-            self.branch_paths = paths
+        if isinstance(error, BranchesOnData) and self._answered_twice(error, entered):
             return True
         if isinstance(error, AsksLess):
             run, _ = self.branch_paths[error.traced_call]
@@ -104,6 +105,20 @@ class Opaque:
             self.drop_stand_ins()
             return True
         return self._needs_data(error, entered)
+
+    def _answered_twice(self, error: BranchesOnData, entered: Sequence[str]) -> bool:
+        """Have a question answered both ways; returns False if there are too many.
+
+        If two blocks of a shortened stack ask the same, its other blocks ask it as well.
+        """
+        module = entered[-1] if entered else ""
+        alike = self._branching.setdefault(pattern(module), module)
+        if self.shortened and not self.skips and alike != module:
+            return False
+        call = error.traced_call
+        if paths := both(self.branch_paths, call, self._like(call)):
+            self.branch_paths = paths
+        return paths is not None
 
     def _like(self, traced_call: int) -> set[int]:
         """Return the runs in the mode of a traced call, which may ask the same."""

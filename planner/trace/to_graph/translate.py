@@ -306,6 +306,7 @@ class _Translator:
         """Return the name of `tensor`; a tensor that no call made is added as a constant."""
         if id(tensor) not in self.names:
             self.take("constant", tensor, differentiable=False)
+            self.graph.constants.add(self.names[id(tensor)])
         return self.names[id(tensor)]
 
     def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
