@@ -93,6 +93,42 @@ def drops_always(model: Any) -> None:
     torch.testing.assert_close((split(x), split(x)), want, rtol=0, atol=1e-9)
 
 
+class LeavesOut(nn.Module):
+    """Leaves out blocks at random while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand([]) < 0.5:
+                continue
+            x = x + layer(x)
+        return x
+
+
+def leaves_out(model: Any) -> None:
+    """Steps from another seed on each rank."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    x = torch.randn(3, 19, 8, generator=torch.Generator().manual_seed(2)).double()
+    plan = planning.plan(copy.deepcopy(model), tp=2, args=(x,), phase="train")
+    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
+    for seed in range(5, 9):
+        torch.manual_seed(seed)
+        want = model(x)
+        want.sum().backward()
+        torch.manual_seed(seed + dist.get_rank())
+        got = split(x)
+        got.sum().backward()
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+    grads = shardwright.full_tensors(split, {n: p.grad for n, p in split.named_parameters()})
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=0, atol=1e-9)
+
+
 def parts(model: Any) -> None:
     """Parts of a model called by themselves, and one that trains in a model that does not."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -130,6 +166,7 @@ CASES = {
     "sequence parallel": lambda: drops(made(gpt2), sequence_parallel=True),
     "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
     "eval mode": lambda: drops_always(made(Always).eval()),
+    "blocks that are left out": lambda: leaves_out(made(LeavesOut)),
     "parts": lambda: parts(made(gpt2)),
     "sampling": lambda: samples(made(llama).eval()),
 }
