@@ -12,7 +12,7 @@ are full on each rank, and it calls modules of the split model directly.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import ne
 from types import MethodType
 from typing import Any, NamedTuple
@@ -280,7 +280,9 @@ class ChangeDetection:
             runs = isinstance(module, IN_TURN) and isinstance(now, nn.Module)
             if runs or (not (drops and now == 0) and self._matters(name, before, now)):
                 path = next((n for n, m in self.model.root.named_modules() if m is module), "")
-                raise _refused(f"{path}.{name}".lstrip("."), before, now)
+                setting = Setting(module, name, before)
+                together = self._left_by_calls() if self._is_state(setting) else []
+                raise _refused(f"{path}.{name}".lstrip("."), before, now, together)
         for kept in self.kept.every:
             self._check_kept(kept)
         for kind, members, before in zip(self.kinds, self.members, self.had_members, strict=True):
@@ -295,11 +297,16 @@ class ChangeDetection:
 
     def _is_as_at_first(self) -> bool:
         """Whether all that calls left in attributes is as before the first of them."""
+        return not self._left_by_calls()
+
+    def _left_by_calls(self) -> list[str]:
+        """The attributes that the model's own code set, and that are not as before its calls."""
         root = self.model.root
-        return all(
-            not _differ(before, _now(root.get_submodule(path), name))
+        return [
+            f"{path}.{name}".lstrip(".")
             for (path, name), before in self.started.items()
-        )
+            if _differ(before, _now(root.get_submodule(path), name))
+        ]
 
     def _check_kept(self, kept: KeptObject) -> None:
         before, now = kept.before, kept.now
@@ -479,9 +486,15 @@ def _differ(before: Any, now: Any) -> bool:
         return True
 
 
-def _refused(name: str, before: Any, now: Any) -> UsageError:
-    """The error for a change that is not supported."""
+def _refused(name: str, before: Any, now: Any, together: Sequence[str] = ()) -> UsageError:
+    """The error for a change that is not supported; those of counters go back `together`."""
     was = "not there" if before is MISSING else repr(before)
+    if together:
+        names = ", ".join(together[:4]) + (", ..." if len(together) > 4 else "")
+        return UsageError(
+            f"'{name}' is {now!r:.60}, and was {was:.60} after the last call: what calls leave in "
+            f"a model goes back to its first value all at once or not at all, and {names} did not"
+        )
     return UsageError(
         f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
         "a path that was not traced: set it before the model is planned and split"

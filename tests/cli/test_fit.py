@@ -11,8 +11,8 @@ from click.testing import Result
 from shardwright.planner.cli.console import as_options
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices import device
-from shardwright.planner.report import fit
-from shardwright.planner.report.diff import differences
+from shardwright.planner.report import fit, tables
+from shardwright.planner.report.diff import Difference, diff_report, differences
 from shardwright.planner.report.report import to_text
 from shardwright.planner.wording import ranges
 from tests.cli.conftest import Run
@@ -84,6 +84,19 @@ def test_parameters_of_another_model_are_absent(plan: Plan) -> None:
     more = plan.model_copy(update={"modules": {**plan.modules, "score": spec}})
     rows = [(d.name, d.first, d.second) for d in differences(plan, more) if d.kind == "placement"]
     assert rows == [("score.weight", "absent", "column 256@tp")]
+
+
+def test_names_of_a_diff_are_not_broken(plan: Plan) -> None:
+    """Of a class, of a parameter, and a long reason beside them."""
+    longer = plan.model.model_copy(update={"architecture": "ALongNameForConditionalGeneration"})
+    name = "a_module_with_a_long_name.down_proj"
+    modules = {**plan.modules, name: plan.modules["lm_head"]}
+    other = plan.model_copy(update={"model": longer, "modules": modules})
+    found = [*differences(plan, other), Difference("replicated", name, "none", "a reason " * 20)]
+    lines = tables.plain(diff_report(found, "a", "b")).splitlines()
+    assert any(line.endswith(longer.architecture) for line in lines)
+    assert any(line.startswith(f"  {name}.weight  ") for line in lines)
+    assert max(map(len, lines)) < 130
 
 
 def test_advice_names_the_option() -> None:
