@@ -483,12 +483,12 @@ def _differ(before: Any, now: Any) -> bool:
 def _refused(name: str, before: Any, now: Any, left: str = "") -> UsageError:
     """The error for a change that is not supported. Calls have `left` some attributes changed."""
     was = "not there" if before is MISSING else repr(before)
-    text = f"'{name}' is {now!r:.60}, and was {was:.60}"
     if left:
-        return UsageError(f"{text} after the last call: reset all counters or none, also {left}")
+        when = f"after the last call: reset all counters or none, also {left}"
+        return UsageError(f"'{name}' is {now!r:.60}, and was {was:.60} {when}")
     return UsageError(
-        f"{text} when the model was split: its code may take a path that was not traced: set it "
-        "before the model is planned and split"
+        f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
+        "a path that was not traced: set it before the model is planned and split"
     )
 
 

@@ -61,6 +61,13 @@ def test_quiet_needs_a_file(run: Run) -> None:
     assert result.exit_code == 2 and "give --output or --html" in result.stderr
 
 
+def test_a_folder_that_is_made_is_named(run: Run, small: Path, tmp_path: Path) -> None:
+    result = run("plan", small, "--tp", 2, "-q", "-o", tmp_path / "new" / "plan.json")
+    assert result.exit_code == 0 and f"Made the folder {tmp_path / 'new'}" in result.stderr
+    again = run("plan", small, "--tp", 2, "-q", "-o", tmp_path / "new" / "plan.json")
+    assert "Made the folder" not in again.stderr
+
+
 def test_equal_layers_are_one_row(planned: tuple[Path, Result]) -> None:
     """Named one by one in a plan, as where other layers of the stack have something else."""
     found = Plan.load(planned[0])
