@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
     class LoadedModel(PreTrainedModel, GenerationMixin):
         """What editors know of a model that is loaded by name. It has the model's own class."""
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            """As the model's own, whose annotations fit none of transformers' models."""
 
 
 def load(
@@ -116,11 +120,18 @@ def load(
     Raises:
         PlanError: the plan is not for this model, or was edited since it was written.
         UsageError: `cp` is "local", and the plan splits no sequences; or there is no plan, and
-            nothing to plan for.
+            nothing to plan for; or `model` is no name.
         CheckpointError: weights are missing, surplus, damaged or of another shape.
         DistributedError: there are fewer ranks than the plan needs, the ranks were not given the
             same, or another rank failed.
     """
+    if not isinstance(model, str | PathLike):
+        raise UsageError(
+            f"load reads the directory or hub id of a model, and was given a {type(model).__name__}"
+            ": for a module that is built already there is shardwright.apply"
+        )
+    if "torch_dtype" in model_kwargs:  # transformers' old name, which its classes would ignore
+        raise UsageError("load has no torch_dtype: give dtype")
     dtype, where = as_dtype(dtype), pick_device(device)
     hub = Hub(revision, cache_dir, local_files_only, token, subfolder)
     wanted = {"dtype": dtype, "dequantize": bool(dequantize), **hub._asdict()}
@@ -277,6 +288,11 @@ def apply(
             nothing to plan for.
         DistributedError: the ranks were not given the same, or one of them failed.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"apply splits a module, and was given a {type(model).__name__}: for a directory or "
+            "hub id there is shardwright.load"
+        )
     where = next((p.device for p in model.parameters() if not p.is_meta), None)
     plan, ranks = meet(_plan_wanted(plan, tp, mesh, model), mesh, where, timeout)
     own_rows = own_rows_wanted(cp, plan)
@@ -309,13 +325,17 @@ def _plan_wanted(
         **options: How to plan it.
 
     Raises:
-        PlanError: the plan cannot be read, or is not as it was written.
+        PlanError: the plan cannot be read, or was edited since it was written.
         UsageError: there is neither a plan nor what to plan for, or both.
     """
     if plan is not None:
         if tp is not None or isinstance(plan, int):
             raise UsageError("give either a plan or its file, or tp=2 to plan for 2 ranks")
-        return plan.unedited() if isinstance(plan, Plan) else Plan.load(plan).unedited(plan)
+        if isinstance(plan, Plan):
+            return plan.unedited()
+        if not isinstance(plan, str | PathLike):
+            raise UsageError(f"a plan or its file is needed, and not a {type(plan).__name__}")
+        return Plan.load(plan).unedited(plan)
     if tp is not None:
         dims = read_mesh(tp, None)
     elif isinstance(mesh, DeviceMesh) and mesh.mesh_dim_names:

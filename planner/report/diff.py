@@ -54,7 +54,13 @@ def diff_report(found: Sequence[Difference], first: str, second: str) -> Rendera
     """Make a table of the differences; `first` and `second` name the plans."""
     if not found:
         return Text("The plans are equal.")
-    table = tables.table(tables.name(""), tables.words("FIRST"), tables.words("SECOND"))
+    names = [f"  {row.name}" for row in found]
+    columns = tables.name(""), tables.words("FIRST"), tables.words("SECOND")
+    columns[0].width = max(map(len, names))
+    room = (tables.WIDTH - columns[0].width) // 2 - 4
+    columns[1].width = _width([row.first for row in found], room)
+    columns[2].width = _width([row.second for row in found], room)
+    table = tables.table(*columns)
     for kind, rows in groupby(found, key=lambda row: row.kind):
         table.add_row(Text(KINDS[kind], style="bold cyan"))
         before = ("", "")
@@ -63,6 +69,12 @@ def diff_report(found: Sequence[Difference], first: str, second: str) -> Rendera
             table.add_row(f"  {row.name}", *texts)
             before = row.first, row.second
     return Group(Text(f"first   {first}\nsecond  {second}\n"), table)
+
+
+def _width(texts: Sequence[str], room: int) -> int:
+    """The width of a column: at most `room`, unless a name in it is longer."""
+    names = (word for text in texts for word in text.split())
+    return max(min(room, max(map(len, texts))), *map(len, names))
 
 
 def _default(plan: Plan, other: Plan, kind: str, name: str) -> str:

@@ -17,7 +17,12 @@ from shardwright.errors import ModelError, ShardwrightError, first_line, in_one_
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
-from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsData, Unproven
+from shardwright.planner.trace.data_queries.errors import (
+    DATA_DEPENDENT,
+    NeedsData,
+    Unproven,
+    needs_memory,
+)
 from shardwright.planner.trace.data_queries.model_code import place_of
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record import boundaries, parametrized
@@ -39,11 +44,16 @@ IN_A_MODULE = (
     "give example inputs with integers that have values, not on meta, and on which its forward "
     "runs, or move the code that depends on data into a submodule, which then stays replicated"
 )
+NO_KERNEL = (
+    "move the op into a submodule, which then stays replicated, or say which shapes it gives: "
+    "torch.library.register_fake"
+)
 NESTED = (
     "it makes nested (jagged) tensors: give padded tensors and a mask, or make and use them in a "
     "module of its own, which then stays replicated"
 )
-"""Advice in errors: if the root does not run on meta, and if its own code depends on data."""
+"""Advice in errors: if the root does not run on meta, if its own code depends on data, if an op has
+no kernel for meta, and if there are nested tensors."""
 
 
 def trace_runs(
@@ -151,6 +161,10 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 missing = isinstance(error, ImportError)
                 # What the code refuses with and without export is refused for another reason.
                 again = repr(raised) == refused
+                no_kernel = needs_memory(raised)
+                if again and no_kernel and not made_up and opaque.after(NeedsData(), entered):
+                    exported, refused = True, ""
+                    continue
                 if not (again or missing) and opaque.after(error, entered, made_up):
                     continue
                 # Without export, code asks more of data: a made-up call is not worth that.
@@ -161,7 +175,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
                 needs = f"data-dependent: {first_line(error)}"
                 text = f"{needs if needs_data else in_one_line(error):.300}{place_of(raised)}"
-                todo = IN_A_MODULE if needs_data else ON_META
+                todo = IN_A_MODULE if needs_data else NO_KERNEL if no_kernel else ON_META
                 refusal = RunRefused(f"cannot trace {type(module).__name__}: {text}; {todo}")
                 refusal.behind = len(runs) - furthest
                 raise refusal from error

@@ -270,8 +270,8 @@ class ChangeDetection:
 
     def _check_settings(self) -> None:
         first: dict[tuple[int, str], Setting] = {}
-        if self._is_as_at_first():
-            self.settings[:] = [s for s in self.settings if not self._is_state(s)]
+        if not self._left_by_calls():
+            self.settings[:] = [s for s in self.settings if not self._is_state(s.module, s.name)]
         for setting in self.settings:
             first.setdefault((id(setting.module), setting.name), setting)
         for module, name, before in first.values():
@@ -280,7 +280,8 @@ class ChangeDetection:
             runs = isinstance(module, IN_TURN) and isinstance(now, nn.Module)
             if runs or (not (drops and now == 0) and self._matters(name, before, now)):
                 path = next((n for n, m in self.model.root.named_modules() if m is module), "")
-                raise _refused(f"{path}.{name}".lstrip("."), before, now)
+                left = ", ".join(self._left_by_calls()) if self._is_state(module, name) else ""
+                raise _refused(f"{path}.{name}".lstrip("."), before, now, left)
         for kept in self.kept.every:
             self._check_kept(kept)
         for kind, members, before in zip(self.kinds, self.members, self.had_members, strict=True):
@@ -288,18 +289,18 @@ class ChangeDetection:
                 if name == "forward" or (not may_change(name) and self._matters(name, was, is_now)):
                     raise _refused(f"{name}' of the class '{kind.__name__}", was, is_now)
 
-    def _is_state(self, setting: Setting) -> bool:
+    def _is_state(self, module: nn.Module, name: str) -> bool:
         """Whether the model's own code sets the attribute, too."""
-        state = boundary_of(setting.module)
-        return state is not None and (state.path, setting.name) in self.started
+        state = boundary_of(module)
+        return state is not None and (state.path, name) in self.started
 
-    def _is_as_at_first(self) -> bool:
-        """Whether all that calls left in attributes is as before the first of them."""
-        root = self.model.root
-        return all(
-            not _differ(before, _now(root.get_submodule(path), name))
+    def _left_by_calls(self) -> list[str]:
+        """The attributes that the model's own code set, and that are not as before its calls."""
+        return [
+            f"{path}.{name}".lstrip(".")
             for (path, name), before in self.started.items()
-        )
+            if _differ(before, _now(self.model.root.get_submodule(path), name))
+        ]
 
     def _check_kept(self, kept: KeptObject) -> None:
         before, now = kept.before, kept.now
@@ -479,9 +480,12 @@ def _differ(before: Any, now: Any) -> bool:
         return True
 
 
-def _refused(name: str, before: Any, now: Any) -> UsageError:
-    """The error for a change that is not supported."""
+def _refused(name: str, before: Any, now: Any, left: str = "") -> UsageError:
+    """The error for a change that is not supported. Calls have `left` some attributes changed."""
     was = "not there" if before is MISSING else repr(before)
+    if left:
+        when = f"after the last call: reset all counters or none, also {left}"
+        return UsageError(f"'{name}' is {now!r:.60}, and was {was:.60} {when}")
     return UsageError(
         f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
         "a path that was not traced: set it before the model is planned and split"

@@ -228,10 +228,12 @@ class RootModule(LocalModule):
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
         """Refuse: DDP reads this attribute, and so does torch.jit, which reads all of them."""
         raise UsageError(
-            "DistributedDataParallel takes the shards of a split model for copies of it: "
-            "plan with a mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by "
-            "themselves, or use torch's fully_shard over the other ranks. torch.jit cannot see "
-            "what ranks send each other: use torch.compile or torch.export"
+            "DistributedDataParallel takes the shards of a split model for copies of it: use "
+            "shardwright.SplitTrainer in place of transformers' Trainer, and "
+            "shardwright.SplitAccelerator in place of accelerate's; for your own loop, plan with a "
+            "mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by themselves, "
+            "or use torch's fully_shard over the other ranks. torch.jit cannot see what ranks send "
+            "each other: use torch.compile or torch.export"
         )
 
 

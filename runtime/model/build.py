@@ -32,17 +32,18 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return a dtype that may be given by name; None for None and "auto".
 
     Raises:
-        UsageError: torch has no such dtype.
+        UsageError: torch has no such dtype, or it is not one of weights.
     """
-    if not isinstance(dtype, str):
-        return dtype
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if dtype != "auto" and not isinstance(found, torch.dtype):
+    if dtype is None or dtype == "auto":
+        return None
+    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+    found = getattr(torch, name, None) if name else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UsageError(
-            f"torch has no dtype '{dtype:.40}': give 'bfloat16', 'float16', 'float32', or 'auto' "
-            "for that of the checkpoint"
+            f"torch has no floating dtype '{dtype!s:.40}': give 'bfloat16', 'float16', 'float32', "
+            "or 'auto' for that of the checkpoint"
         )
-    return found if isinstance(found, torch.dtype) else None
+    return found
 
 
 @contextmanager

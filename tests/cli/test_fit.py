@@ -11,8 +11,8 @@ from click.testing import Result
 from shardwright.planner.cli.console import as_options
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices import device
-from shardwright.planner.report import fit
-from shardwright.planner.report.diff import differences
+from shardwright.planner.report import fit, tables
+from shardwright.planner.report.diff import Difference, diff_report, differences
 from shardwright.planner.report.report import to_text
 from shardwright.planner.wording import ranges
 from tests.cli.conftest import Run
@@ -61,6 +61,13 @@ def test_quiet_needs_a_file(run: Run) -> None:
     assert result.exit_code == 2 and "give --output or --html" in result.stderr
 
 
+def test_a_folder_that_is_made_is_named(run: Run, small: Path, tmp_path: Path) -> None:
+    result = run("plan", small, "--tp", 2, "-q", "-o", tmp_path / "new" / "plan.json")
+    assert result.exit_code == 0 and f"Made the folder {tmp_path / 'new'}" in result.stderr
+    again = run("plan", small, "--tp", 2, "-q", "-o", tmp_path / "new" / "plan.json")
+    assert "Made the folder" not in again.stderr
+
+
 def test_equal_layers_are_one_row(planned: tuple[Path, Result]) -> None:
     """Named one by one in a plan, as where other layers of the stack have something else."""
     found = Plan.load(planned[0])
@@ -84,6 +91,19 @@ def test_parameters_of_another_model_are_absent(plan: Plan) -> None:
     more = plan.model_copy(update={"modules": {**plan.modules, "score": spec}})
     rows = [(d.name, d.first, d.second) for d in differences(plan, more) if d.kind == "placement"]
     assert rows == [("score.weight", "absent", "column 256@tp")]
+
+
+def test_names_of_a_diff_are_not_broken(plan: Plan) -> None:
+    """Of a class, of a parameter, and a long reason beside them."""
+    longer = plan.model.model_copy(update={"architecture": "ALongNameForConditionalGeneration"})
+    name = "a_module_with_a_long_name.down_proj"
+    modules = {**plan.modules, name: plan.modules["lm_head"]}
+    other = plan.model_copy(update={"model": longer, "modules": modules})
+    found = [*differences(plan, other), Difference("replicated", name, "none", "a reason " * 20)]
+    lines = tables.plain(diff_report(found, "a", "b")).splitlines()
+    assert any(line.endswith(longer.architecture) for line in lines)
+    assert any(line.startswith(f"  {name}.weight  ") for line in lines)
+    assert max(map(len, lines)) < 130
 
 
 def test_advice_names_the_option() -> None:

@@ -1,6 +1,7 @@
 """`load` and `apply` without a plan: the first rank plans, and all ranks use that plan."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ def same_plan_on_all_ranks(folder: Path, out: Path, how: dict[str, Any]) -> None
         torch.distributed.init_process_group("gloo")
         sizes = how.pop("dims")
         how["mesh"] = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    model: Any = shardwright.load(folder, **how)
+    model = shardwright.load(folder, **how)
+    assert model.generate(IDS, max_new_tokens=1, pad_token_id=0).shape == (1, 11)
     assert model.dtype == torch.bfloat16 if "dtype" in how else torch.float32
     logits = model(IDS).logits
-    placements = {name: str(p._spec.placements) for name, p in model.named_parameters()}
+    held: dict[str, Any] = dict(model.named_parameters())
+    placements = {name: str(p._spec.placements) for name, p in held.items()}
     torch.save((logits, placements), out / os.environ["RANK"])
 
 
@@ -92,6 +95,29 @@ def test_neither_or_both() -> None:
         shardwright.load("nowhere", 2)  # type: ignore[arg-type]
 
 
+GIVEN: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a module to load": (lambda _: shardwright.load(nn.Linear(2, 2), tp=2), "shardwright.apply"),  # type: ignore[arg-type]
+    "a name to apply to": (lambda folder: shardwright.apply(folder, tp=2), "shardwright.load"),
+    "a dict as a plan": (
+        lambda folder: shardwright.load(folder, {"tp": 2}),  # type: ignore[arg-type]
+        "a plan or its file is needed, and not a dict",
+    ),
+    "an old name": (lambda folder: shardwright.load(folder, tp=2, torch_dtype="bfloat16"), "dtype"),
+    "a type of Python": (
+        lambda folder: shardwright.load(folder, tp=2, dtype=float),  # type: ignore[arg-type]
+        "torch has no floating dtype '<class 'float'>'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_given_in_place_of_something_else(folder: Path, name: str) -> None:
+    """Said before ranks meet."""
+    call, words = GIVEN[name]
+    with pytest.raises(UsageError, match=words):
+        call(folder)
+
+
 def test_one_process_for_two_ranks(folder: Path) -> None:
     with pytest.raises(shardwright.DistributedError, match="torchrun --nproc-per-node 2"):
         shardwright.load(folder, tp=2)
@@ -111,8 +137,10 @@ def test_the_models_own_dtype() -> None:
 
 
 def test_no_dtype(folder: Path) -> None:
-    for name in ("bf16", "nn", ""):
-        with pytest.raises(UsageError, match=f"torch has no dtype '{name}': give 'bfloat16'"):
+    for name in ("bf16", "nn", "", "int8"):
+        with pytest.raises(
+            UsageError, match=f"torch has no floating dtype '{name}': give 'bfloat16'"
+        ):
             shardwright.load(folder, tp=2, dtype=name)
-    with pytest.raises(UsageError, match="torch has no dtype 'half precision'"):
+    with pytest.raises(UsageError, match="torch has no floating dtype 'half precision'"):
         planning.plan(folder, tp=2, dtype="half precision")

@@ -239,6 +239,41 @@ def test_a_counter_of_the_model_can_be_reset(kind: type[nn.Module]) -> None:
     run_ranks(2, other)
 
 
+class Stack(nn.Module):
+    """Each layer counts, and is reset by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OwnCache() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_counters_of_layers_are_reset_together() -> None:
+    model, plan = planned(Stack)
+    first, second = inputs(2, 7), inputs(2, 1)
+
+    def use(local: Any) -> list[Tensor]:
+        found = [local(first), local(second)]
+        for layer in local.layers:
+            layer.reset_cache()
+        return [*found, local(first)]
+
+    assert_same(model, plan, use)
+
+    def one_alone(mesh: Any) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        local(first)
+        local.layers[0].reset_cache()
+        with pytest.raises(UsageError, match=r"all counters or none, also layers\.1\.pos$"):
+            local(second)
+
+    run_ranks(2, one_alone)
+
+
 class Norm(nn.Module):
     def __init__(self) -> None:
         super().__init__()

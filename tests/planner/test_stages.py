@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardwright.planner import stages
-from shardwright.planner.cli.console import STAGES
+from shardwright.planner.cli.console import STAGES, working
 from tests.planner import mlps
 from tests.planner.equal import features, planned
 
@@ -16,6 +18,21 @@ def test_every_stage_of_a_plan_is_seen() -> None:
     assert list(seen.seconds) == order == list(dict.fromkeys(told)) == list(STAGES)
     assert min(seen.seconds.values()) >= 0
     assert seen.figures["variables"] > seen.figures["presolved_variables"] > 0
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_what_is_done(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    with working("planning a-model"):
+        stages.stage("solve")
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert (f"planning a-model: {STAGES['solve']}" in said) is terminal
 
 
 def test_turns_of_a_stage_add_up() -> None:

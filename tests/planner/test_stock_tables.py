@@ -12,7 +12,7 @@ from transformers.distributed.parallel_utils import replace_layer_number_by_wild
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.exports import export
-from shardwright.planner.exports.stock.runtimes import by_class, source
+from shardwright.planner.exports.stock.runtimes import _not_in_vllm, by_class, source
 from shardwright.planner.exports.stock.table import MOST, WHOLE, candidates, held
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran
@@ -181,3 +181,15 @@ def test_of_two_numbers_in_a_row_a_rule_names_the_first_alone() -> None:
     """As transformers does, which refuses rules that name nothing."""
     replaced = replace_layer_number_by_wildcard("model.layers.3.list.0.1.weight")
     assert general("model.layers.3.list.0.1.weight") == replaced == "model.layers.*.list.*.1.weight"
+
+
+def test_what_vllm_has_a_style_for() -> None:
+    """Columns and rows within blocks; the embedding and the head it shards by itself."""
+    block = "model.layers.*"
+    table = {
+        f"{block}.q_proj": "colwise", f"{block}.o_proj": "rowwise", f"{block}.norm": WHOLE,
+        "model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output",
+    }  # fmt: skip
+    assert _not_in_vllm(table) is None
+    why = _not_in_vllm({**table, f"{block}.q_proj": "colwise_gather_output"}) or ""
+    assert f"for {block}.q_proj, is not exported for vLLM" in why and "SHARDWRIGHT_PLAN" in why

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 
 
@@ -38,3 +40,13 @@ class AsksLess(RuntimeError):
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, NeedsData)
 """Exceptions that are raised if a run would need data."""
+
+
+UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+IN_WORDS = ("no fake impl registered", "Cannot access data pointer")
+"""How torch says that an op, or code that reads memory, does not run on tensors without data."""
+
+
+def needs_memory(error: Exception) -> bool:
+    """Whether code fails only because tensors have no data: an op has no kernel for that."""
+    return isinstance(error, UNSUPPORTED) or any(words in str(error) for words in IN_WORDS)
