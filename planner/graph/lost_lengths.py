@@ -14,13 +14,35 @@ from shardwright.planner.graph.graph import Graph
 
 
 def varying(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
-    """Return a function that says whether a length is not one of the parameters'."""
-    own = {atom.id for use in graph.uses for dim in axes.dims[use.stored] for atom in atoms_of(dim)}
+    """Return a function that says whether a length is not one of the parameters'.
+
+    Where code cuts a table by a length (`table[:n]`), the length is a part of the table's dim, and
+    varies nevertheless.
+    """
+    cuts = _cuts(graph, axes)
+    own: set[int] = set()
+    for use in graph.uses:
+        for dim in axes.dims[use.stored]:
+            atoms = _ids(dim)
+            if not any(length < atoms and atoms & rest for length, rest in cuts):
+                own |= atoms
 
     def varies(dim: Dim) -> bool:
-        return dim.size == 1 or not {atom.id for atom in atoms_of(dim)} <= own
+        return dim.size == 1 or not _ids(dim) <= own
 
     return varies
+
+
+def _cuts(graph: Graph, axes: Axes) -> list[tuple[set[int], set[int]]]:
+    """Return for each cut by a length the atoms of the length, and those of all other parts."""
+    by = {out: op for op in graph.ops for out in op.outputs} if graph.marks.cut_by else {}
+    lengths = [(by[name], _ids(axes.dims[t][at])) for name, t, at in graph.marks.cut_by]
+    parts = {op.name: {i for part in axes.parts(op) for i in _ids(part)} for op, _ in lengths}
+    return [(length, parts[op.name] - length) for op, length in lengths]
+
+
+def _ids(dim: Dim) -> set[int]:
+    return {atom.id for atom in atoms_of(dim)}
 
 
 def keep_beside_lost(graph: Graph, axes: Axes) -> None:

@@ -66,7 +66,8 @@ def load_weights(
         partial(conversions.convert, checkpoint.tensors),
         allow_surplus,
     )
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
     group_of = {group[0]: group for group in names.groups}
     made = {n: conversions.computed.value(n) for n in match.computed if tensors[n].is_meta}
     if lacking := [name for name, value in made.items() if value is None]:

@@ -68,8 +68,11 @@ def _connected(group: dist.ProcessGroup) -> Channel | None:
     try:
         why_not = _why_not(len(ranks))
         if why_not is None and group.rank() == 0:
-            file = os.memfd_create(NAME)
-            os.ftruncate(file, size(len(ranks)))
+            try:
+                file = os.memfd_create(NAME)
+                os.ftruncate(file, size(len(ranks)))
+            except OSError as error:  # as `ulimit -f` makes it
+                why_not = f"they get no memory to share: {error}"
         mine = _Offer(why_not, Peer.this(len(ranks)).host, version(), os.getpid(), file)
         offers = gather("sharing memory", mine, group, _Offer)
         failure = _refusal(offers)

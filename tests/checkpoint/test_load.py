@@ -258,6 +258,26 @@ def test_buffers_that_checkpoints_hold(tmp_path: Path) -> None:
         assert got.state_dict()["offset"].dtype == torch.float32
 
 
+class Twice(nn.Module):
+    """A module under two names, with a buffer that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.first.register_buffer("bands", torch.arange(4.0), persistent=False)
+        self.second = self.first
+
+
+def test_a_shared_module_with_a_buffer_that_no_checkpoint_holds(tmp_path: Path) -> None:
+    whole = Twice()
+    write(tmp_path, dict(whole.first.state_dict(prefix="first.")))
+    got = empty_model(Twice)
+    load_weights(got, Checkpoint.open(tmp_path), {}, {})
+    assert got.second is got.first
+    assert torch.equal(got.second.weight, whole.first.weight)
+    assert got.get_buffer("second.bands").tolist() == [0, 1, 2, 3]
+
+
 def test_buffers_go_to_the_device(tmp_path: Path) -> None:
     """Meta stands for a device that tests need not have."""
     model = Quantized()

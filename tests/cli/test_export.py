@@ -2,6 +2,7 @@
 
 import csv
 import io
+import resource
 from math import prod
 from pathlib import Path
 
@@ -94,3 +95,18 @@ def test_an_emitter_that_gives_something_else(plan: Plan, monkeypatch) -> None:
     monkeypatch.setattr(exports, "emitter", lambda name: lambda plan: {})
     with pytest.raises(PluginError, match="format 'x' gives a dict, not text or bytes"):
         shardwright.export(plan, "x")
+
+
+def test_no_room_for_the_model_that_is_tried(
+    run: Run, model: Path, planned: tuple[Path, Result]
+) -> None:
+    """As on a full disk. One line, without a traceback of safetensors."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        result = run("export", planned[0], model, "--to", "torch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("Error: cannot read or write: ")
+    assert "File too large" in result.stderr

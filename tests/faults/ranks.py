@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import collectives, processes
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.ranks import rendezvous
+from shardwright.runtime.shared_memory.compiled import library
 from shardwright.runtime.shared_memory.connect import channel_of
 
 CPU = torch.device("cpu")
@@ -204,6 +206,14 @@ def casts_its_model(model: Path, plan: Path) -> None:
 
 
 # --- through shared memory
+
+
+def finds_no_memory(plan: Path) -> None:
+    """As under `ulimit -f`, which holds for memory, too. The library is there: it is compiled."""
+    library()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, most))
+    shares_memory(plan, False)
 
 
 def shares_memory(plan: Path, expected: bool) -> None:

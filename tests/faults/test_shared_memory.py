@@ -22,6 +22,10 @@ def test_where_one_rank_cannot_none_does(
     all_well(ends)
 
 
+def test_where_no_memory_is_left_none_is_shared(folder: Path, start: Start) -> None:
+    all_well(start(2, ranks.finds_no_memory, folder / "plan-2.json"))
+
+
 def test_a_split_model_computes_the_same_bits_as_over_gloo(folder: Path, start: Start) -> None:
     """Of two ranks, whose sums have one order."""
     logs = [

@@ -93,6 +93,30 @@ def test_a_long_convolution() -> None:
     assert_equal_at_any_length(Hyena().double())
 
 
+class Placed(Adds):
+    """Beside a table of places, which is as long as the input where it is added to it."""
+
+    def __init__(
+        self, cut: Callable[[Tensor, int], Tensor], places: Callable[[Tensor, int], Tensor]
+    ) -> None:
+        super().__init__(cut)
+        self.at, self.places = nn.Parameter(torch.randn(LONGEST, 16)), places
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.places(self.at, x.shape[1]))
+
+
+@pytest.mark.parametrize("places", ["slice", "split", "from the end"])
+@pytest.mark.parametrize(
+    "cut", [lambda w, n: w[:n], lambda w, n: w[n:], lambda w, n: w[: int(float(n))]]
+)
+def test_a_length_that_a_table_has_as_well_varies(
+    cut: Callable[[Tensor, int], Tensor], places: str
+) -> None:
+    """The length is a part of a parameter's dim then. It is another part in the next call."""
+    assert_equal_at_any_length(Placed(cut, CUTS[places]).double())
+
+
 def test_padding_by_a_length() -> None:
     """The other way round: a length says how much is added."""
     assert_equal_at_any_length(Adds(lambda w, n: F.pad(w, (n, n))).double())

@@ -80,9 +80,14 @@ class Model:
 
     def run(self, way: Way, ranks: int) -> Ran:
         """Split the small model with `way`, and compare it with the unsharded one."""
+        from safetensors import SafetensorError
+
         with quiet(), tempfile.TemporaryDirectory() as directory:
             saved: Any = self.small
-            saved.save_pretrained(directory)
+            try:
+                saved.save_pretrained(directory)
+            except SafetensorError as error:  # a full disk says nothing about the table
+                raise OSError(f"{directory}: {error}") from None
             return try_out(way, type(self.small), directory, self.inputs, ranks)
 
 

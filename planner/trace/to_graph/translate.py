@@ -342,9 +342,7 @@ class _Translator:
         made, found = [after], {after}
         while made and use.used not in found:
             op = producers.get(made.pop())
-            if op is None or (len(op.inputs) > 1 and not use.is_buffer):
-                continue
-            if op.call.op in ELEMENTWISE or op.call.op in NORMS:
+            if op is not None and (op.call.op in ELEMENTWISE or op.call.op in NORMS):
                 new = {*op.inputs} - found
                 made += new
                 found |= new
