@@ -182,7 +182,7 @@ class _Unfolder:
         out.marks = replace(g.marks, **consumed).copied(self.everywhere)
         for copies in (self.everywhere((n,)) for n in g.marks.names()):
             out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
-        out.pinned, out.unpriced = g.pinned, g.unpriced
+        out.pinned, out.unpriced, out.lengths = g.pinned, g.unpriced, g.lengths
         out.inputs = list(g.inputs)
         out.outputs = [copy for n in g.outputs for (copy,) in self.everywhere((n,))]
         return Unfolded(out, self.origin, self.naming.blocks)

@@ -62,7 +62,7 @@ class TensorSizes:
 
         A dim that a parameter has too (3 colours of an image) is not a batch, whatever its size.
         """
-        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq"}
+        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq", **self.graph.lengths}
         dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
         dims += [a for d in dims for a in leaves_of(d)]
         stored = {u.stored for u in self.graph.uses}

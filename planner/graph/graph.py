@@ -222,6 +222,9 @@ class Graph:
     flags_from_data: frozenset[str] = frozenset()
     """Modules whose flags may depend on data: code that reads values calls them."""
 
+    lengths: dict[int, str] = field(default_factory=dict)
+    """Lengths of the example inputs that a workload changes -> "batch" or "seq"."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls without a cost: they only constrain the plan."""
 

@@ -59,6 +59,12 @@ IN_EVAL_MODE = (
 )
 """The note of a plan for training if only eval mode is proven."""
 
+AS_GIVEN = (
+    "priced for the batch of its example inputs: to price others, give 2 sequences or more, of a "
+    "length that is not their number"
+)
+"""The note of a plan if the batch cannot be told from other lengths."""
+
 BY_VALUE = "proven for what the code does with values like those that it was given"
 """The note of a plan that was traced with the values of inputs."""
 
@@ -142,7 +148,9 @@ def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
     plan = plan.model_copy(update={"solver": report})
     if "train" in task.workload.phases and not any(call.training for call in plan.calls):
         plan = plan.noted(IN_EVAL_MODE)
+    lengths = task.graph.lengths.values()
     plan = plan.noted(BY_VALUE) if task.source.by_value else plan
+    plan = plan.noted(AS_GIVEN) if task.graph.inputs and "batch" not in lengths else plan
     for module, why in task.graph.unspread.items():
         plan = plan.noted(f"each rank of ep holds all experts of '{module}': {why}")
     return plan.noted(NO_PADDING_MASK) if task.unmasked else plan.sealed()

@@ -91,7 +91,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
     graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
-    graph.unsaid = found.unsaid
+    graph.unsaid, graph.lengths = found.unsaid, graph_facts.lengths(runs[0])
     graph.flags_from_data = frozenset(found.flags_from_data)
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)

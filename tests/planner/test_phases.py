@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -11,16 +12,19 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_figures import Phase, Workload
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass, parse_phases, passes
 from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.search.emitted_plan import AS_GIVEN
 from shardwright.planner.strategies.op_strategies import Strategy
 from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.strategies.states import States
 from tests.planner.mlps import Mlp
 from tests.planner.modules import Grouped
-from tests.planning import trace
+from tests.planner.multimodal import MODELS as MADE
+from tests.planning import plan, trace
 
 B, S = 2, 100
 
@@ -180,3 +184,43 @@ def test_what_a_view_takes_is_nothing_and_a_lookup_reads_only_what_it_gives() ->
     priced = of("grouped", "prefill")
     for op in ops(priced, "view", "transpose", "permute", "expand", "unsqueeze", "_unsafe_view"):
         assert priced.ops.compute(op, whole(op)) == 0
+
+
+# --- the lengths of example inputs
+
+
+class Tokens(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(self.words(ids))
+
+
+@pytest.mark.parametrize("kind", [Mlp, Tokens])
+def test_prices_do_not_depend_on_the_lengths_of_example_inputs(kind: type[nn.Module]) -> None:
+    def priced(*shape: int) -> Plan:
+        given = torch.zeros(*shape, 64) if kind is Mlp else torch.zeros(shape, dtype=torch.int64)
+        return plan(kind(), 2, args=(given,), batch=4, seq=2048)
+
+    usual = priced(3, 19)
+    for shape in ((2, 130), (8, 5)):
+        assert priced(*shape).predicted == usual.predicted
+    assert AS_GIVEN not in usual.solver.note
+    for shape in ((1, 130), (4, 4)):
+        found = priced(*shape)
+        assert found.predicted != usual.predicted
+        assert AS_GIVEN in found.solver.note
+
+
+def test_sequences_with_images_have_the_length_of_the_workload() -> None:
+    """Tokens of the image are among those of the sequence."""
+    config: Any = MADE["llava"]()[0].config
+    config.architectures = ["LlavaForConditionalGeneration"]
+    text = config.get_text_config()
+    found = [plan(config, 2, batch=4, seq=seq).predicted.memory for seq in (512, 1024)]
+    for memory, seq in zip(found, (512, 1024), strict=True):
+        assert memory is not None
+        elements = 2 * text.num_hidden_layers * 4 * seq * text.hidden_size // 2
+        assert memory.cache == elements * 4, "float32"

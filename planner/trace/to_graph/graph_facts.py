@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import networkx as nx
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.contract.names import grouped
 from shardwright.planner.graph.as_networkx import sources
@@ -16,6 +17,9 @@ from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.sizes.expressions import evaluate
 from shardwright.rules.call import OpCall
+
+TOKENS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+"""Arguments of tokens, or of their embeddings."""
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:
@@ -241,6 +245,23 @@ def modes(graph: Graph, runs: Sequence[Run]) -> set[tuple[str, str]]:
             for one, other in zip(twin.get(slot, ()), crossings, strict=False):
                 out |= {(one.source, other.source), (one.target, other.target)}
     return {(one, other) for one, other in out if one != other}
+
+
+def lengths(run: Run) -> dict[int, str]:
+    """Return which lengths of the inputs of a call are its batch and its sequence.
+
+    They are read off its token ids or embeddings, or else its first tensor. A length of 1 is not
+    told from others, nor a batch of as many sequences as each has tokens.
+    """
+    named = (run.kwargs[name] for name in TOKENS if name in run.kwargs)
+    every = (*named, *tree_leaves((run.args, dict(run.kwargs))))
+    first = next((x for x in every if isinstance(x, Tensor) and x.dim()), None)
+    if first is None:
+        return {}
+    of_tokens = first.dim() == 2 + first.is_floating_point()
+    batch, *seq = first.shape[: 1 + of_tokens]
+    found = {batch: "batch", **dict.fromkeys(seq, "seq")} if batch not in seq else {}
+    return {length: word for length, word in found.items() if length > 1}
 
 
 def name_literals(graph: Graph) -> None:
