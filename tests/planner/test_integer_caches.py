@@ -255,6 +255,30 @@ COUNTS: dict[str, Any] = {}
 LATEST: Any = None
 
 
+class Indexed(Layer):
+    """Keeps the width of a head in a list, at the width of all heads."""
+
+    table: Any = [None] * 200  # noqa: RUF012
+    nested: Any = {"tables": [[None] * 200]}  # noqa: RUF012
+
+    def __init__(self, tables: Callable[[], list[Any]]) -> None:
+        def get(width: int, heads: int) -> tuple[int, int]:
+            if tables()[width] is None:
+                tables()[width] = width // heads
+            return -1, tables()[width]
+
+        super().__init__(Cache(get, lambda: None), None, None, HEADS)
+
+
+@pytest.mark.parametrize("tables", [lambda: Indexed.table, lambda: Indexed.nested["tables"][0]])
+def test_like_layers_that_keep_sizes_in_a_list(tables: Callable[[], list[Any]]) -> None:
+    """Of a class, and within other containers."""
+    model = Stack([Indexed(tables) for _ in range(3)]).double()
+    plan = planned(model, features(DIM), 3)
+    assert_equal(model, features(DIM), plan, spread=0.1)
+    assert type(tables()) is list
+
+
 class Keeper(nn.Module):
     """Keeps sizes wherever code can."""
 

@@ -194,8 +194,8 @@ class Tokens(Mlp):
         super().__init__()
         self.words = nn.Embedding(40, 64)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(self.words(ids))
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.words(x))
 
 
 @pytest.mark.parametrize("kind", [Mlp, Tokens])

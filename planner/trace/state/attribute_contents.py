@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from operator import is_
 from typing import Any
@@ -56,6 +57,15 @@ class Contents:
     def changed(self) -> bool:
         """Return whether a container or object holds something else now."""
         return any(_differs(_contents(value), before) for value, before in self._before)
+
+    def entries(self, wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+        """Yield the entries that are wanted, each with a function that sets it."""
+        for value, before in self._before:
+            now = _contents(value)
+            items = before.items() if isinstance(before, dict) else enumerate(before)
+            for key, part in items if not isinstance(now, set) else ():
+                if wanted(part):
+                    yield part, partial(_kind(now).__setitem__, now, key)
 
     def restore(self) -> None:
         """Restore the contents."""

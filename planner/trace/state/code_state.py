@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.planner.trace.sizes.number_tables import NumberTable, is_of_numbers
 from shardwright.planner.trace.state.attribute_contents import CONTAINERS, Contents
 from shardwright.runtime.code.model_objects import LARGEST, OF_TORCH
 
@@ -52,7 +53,8 @@ ABSENT: Any = object()
 def isolated(root: nn.Module) -> Iterator[None]:
     """Context manager for running code of `root`; restores the state of the code afterwards.
 
-    Within, values cached by integers or tensors are neither looked up nor kept.
+    Within, values cached by integers or tensors are neither looked up nor kept, and lists of
+    numbers note by which sizes they are indexed.
     """
     own = [(vars(m), n, v) for m in root.modules() for n, v in vars(m).items() if n not in OF_TORCH]
     code = [part for _, _, value in own for part in _code_in(value)]
@@ -64,6 +66,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
     try:
         for slot, value in uncached:
             slot.set(value)
+        before.note_indexes()
         yield
     finally:
         before.restore_slots()
@@ -154,6 +157,19 @@ class Snapshot:
         self.cached = [(slot, value) for slot, value, f in each if isinstance(f, LruCache)]
         self.caches = [getattr(f, "cached", f) for f in functions if isinstance(f, CACHES)]
         self.contents = Contents([*held, *filter(_may_hold, self._values)])
+
+    @functools.cached_property
+    def _lists(self) -> list[tuple[Any, Callable[[Any], None]]]:
+        """The lists of numbers, with a function for each that puts another one in its place."""
+        pairs = zip(self._values, self._slots, strict=True)
+        found = [(value, slot.set) for value, slot in pairs if is_of_numbers(value)]
+        return [*found, *self.contents.entries(is_of_numbers)]
+
+    def note_indexes(self) -> None:
+        """Replace each list of numbers by a `NumberTable`, until all is restored."""
+        made = {id(value): NumberTable(value) for value, _ in self._lists}
+        for value, put in self._lists:
+            put(made[id(value)])
 
     def holds(self) -> bool:
         """Return whether all is still as it was."""
