@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import networkx as nx
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.sizes.expressions import evaluate
 from shardwright.rules.call import OpCall
 
-TOKENS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 """Arguments of tokens, or of their embeddings."""
 
 
@@ -253,13 +254,13 @@ def lengths(run: Run) -> dict[int, str]:
     They are read off its token ids or embeddings, or else its first tensor. A length of 1 is not
     told from others, nor a batch of as many sequences as each has tokens.
     """
-    named = (run.kwargs[name] for name in TOKENS if name in run.kwargs)
-    every = (*named, *tree_leaves((run.args, dict(run.kwargs))))
-    first = next((x for x in every if isinstance(x, Tensor) and x.dim()), None)
-    if first is None:
+    named = [x for name in TOKENS if isinstance(x := run.kwargs.get(name), Tensor)]
+    every = (x for x in tree_leaves((run.args, dict(run.kwargs))) if isinstance(x, Tensor))
+    given = [x for x in named or islice(every, 1) if x.dim()]
+    if not given:
         return {}
-    of_tokens = first.dim() == 2 + first.is_floating_point()
-    batch, *seq = first.shape[: 1 + of_tokens]
+    tokens = [x for x in given if x.dim() == 2 + x.is_floating_point()]
+    batch, seq = given[0].shape[0], {x.shape[1] for x in tokens}
     found = {batch: "batch", **dict.fromkeys(seq, "seq")} if batch not in seq else {}
     return {length: word for length, word in found.items() if length > 1}
 
