@@ -112,7 +112,7 @@ class PricedPlans:
     """Finds the best plan of a network's problem at each price of a byte.
 
     Elimination finds all of them at once. Where its tables of fronts would be too large, what is
-    left is solved for each price: as arrays, or by backtracking, or by the solver.
+    left is solved for each price: on arrays, or by the solver if these would be too large, too.
     """
 
     problem: Problem
@@ -171,18 +171,13 @@ class PricedPlans:
     def _asked(self, weight: int) -> Result:
         """Solve what elimination left, for one weight."""
         count, left = len(self.problem.domains), self._work.weighed(weight)
-        found = solve_residual(left, count, dense.solve, self._seconds)
-        if found.status != "unknown":
-            return found
+        for solver in (dense.solve, self.solver):
+            found = solve_residual(left, count, solver, self._seconds / 3)
+            if found.status != "unknown":
+                return found
         known = [r.assignment for r in self._found.values() if r.assignment is not None]
         priced = [(weight * x + y, a) for a in known for x, y in [self._two.accept(a)]]
-        best, alone = min(priced, default=None), self.solver is backtracking.solve
-        end = time.monotonic() + self._seconds / (4 if alone else 8)
-        found = backtracking.search(left, count, end, best)
-        if alone or found.status in ("optimal", "infeasible"):
-            return found
-        other = solve_residual(left, count, self.solver, self._seconds / (4 if best else 2))
-        return found if other.assignment is None else other
+        return Result("feasible", min(priced)[1], found.bound) if priced else found
 
     @property
     def _seconds(self) -> float:

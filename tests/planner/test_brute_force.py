@@ -44,8 +44,9 @@ def test_what_elimination_leaves_is_solved_at_each_price(problem: Problem, point
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(elimination, "POINTS", points)
             check(asked, 0, {}, best, backtracking.search(work.weighed(weight), len(sizes), inf))
-        left = work.weighed(weight)
-        check(asked, 0, {}, best, solve_residual(left, len(sizes), dense.solve, inf))
+        for solve in (dense.solve, backtracking.solve):
+            left = work.weighed(weight)
+            check(asked, 0, {}, best, solve_residual(left, len(sizes), solve, inf))
 
 
 def test_arrays_that_would_be_large_are_not_made() -> None:
