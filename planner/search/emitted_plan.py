@@ -60,7 +60,7 @@ IN_EVAL_MODE = (
 """The note of a plan for training if only eval mode is proven."""
 
 AS_GIVEN = (
-    "priced for the batch of its example inputs: to price others, give 2 sequences or more, of a "
+    "priced for the batch of its example inputs: to price others, give 2 samples or more, of a "
     "length that is not their number"
 )
 """The note of a plan if the batch cannot be told from other lengths."""

@@ -27,7 +27,8 @@ class NumberTable(list[Any]):
 
 def is_of_numbers(value: Any) -> bool:
     """Return whether a value is a plain list of numbers, or of None where there are none yet."""
-    return type(value) is list and all(x is None or isinstance(x, (int, float)) for x in value)
+    filled = type(value) is list and bool(value)
+    return filled and all(x is None or isinstance(x, (int, float)) for x in value)
 
 
 def _note(index: Any) -> None:
