@@ -66,8 +66,10 @@ class RootModule(LocalModule):
             args, kwargs, share = joined_rows(model.positions, args, kwargs, model.own_rows)  # pyright: ignore[reportCallIssue]
         names = (*model.positions, *map("*{}".format, range(len(args))))
         given = dict(zip(names, args, strict=False), **kwargs)
-        if not model.old_names.keys().isdisjoint(kwargs):
-            given = renamed(given, model.old_names)
+        for name in model.old_names:
+            if name in kwargs:
+                given = renamed(given, model.old_names)
+                break
         self._shardwright_check_wanted(given)
         proven, as_tuple, known = model.proven, False, False
         if proven is not None:

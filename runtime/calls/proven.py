@@ -19,6 +19,7 @@ from shardwright.planner.contract.names import (
     MASKS,
     PAGED,
     PAGED_CACHES,
+    PAGED_EAGER,
     is_batched,
     slot_pattern,
 )
@@ -145,6 +146,11 @@ class ProvenCalls:
         if is_paged(given.get(PAGED)):
             self.check_batches()
             given = {n: v for n, v in given.items() if n not in (PAGED, *KERNEL_LENGTHS)}
+        elif self.pages and getattr(self.config, "_attn_implementation", None) == PAGED_EAGER:
+            raise UsageError(
+                f"attention of {self.model} is '{PAGED_EAGER}', and the call has no paged cache: "
+                "leave such calls to continuous batching, or set it back to 'eager'"
+            )
         if self.state and not self.several:
             self._check_tokens(given)
         for name in self.off:
