@@ -38,8 +38,8 @@ newest: $(INSTALLED)
 	rm -rf build/newest
 	$(BIN)/python -m pip install -q --no-deps --target build/newest \
 		transformers safetensors huggingface_hub
-	PYTHONPATH=build/newest $(BIN)/python -c 'import transformers; print(transformers.__version__)'
-	OMP_NUM_THREADS=1 PYTHONPATH=build/newest $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+	PYTHONPATH=$(CURDIR)/build/newest $(BIN)/python -c 'import transformers; print(transformers.__version__)'
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/build/newest $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		$(NEWEST)
 
 lint: $(INSTALLED)
