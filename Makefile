@@ -5,11 +5,15 @@ PYTHON ?= python3
 JOBS ?= 2
 
 BIN := .venv/bin
+NEWEST := tests/runtime/test_cache_names.py tests/runtime/test_calls_of_a_step.py \
+	tests/runtime/test_compile.py tests/runtime/test_settings.py tests/architectures/test_decoding.py \
+	tests/planner/test_counters.py tests/planner/test_recomputation.py tests/serving \
+	tests/end_to_end/test_calls.py tests/end_to_end/test_without_plan.py
 INSTALLED := .venv/.installed
 
 export NO_MKDOCS_2_WARNING := 1 # the theme's word on what comes after mkdocs 1, in each build
 
-.PHONY: demo test long lint docs release-check zoo
+.PHONY: demo test long lint docs newest release-check zoo
 
 demo: $(INSTALLED)
 	$(BIN)/python -m benchmarks.demo
@@ -27,6 +31,16 @@ zoo: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo --tp 2 --json benchmarks/results/zoo_tp2.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo --tp 4 --json benchmarks/results/zoo_tp4.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo --tp 8 --sample --json benchmarks/results/zoo_tp8.json
+
+# The newest releases that pip finds, beside those of .venv, under some tests: a few minutes. It may
+# fail, and `test` does not run it: then a release has changed what plans or loading hang on.
+newest: $(INSTALLED)
+	rm -rf build/newest
+	$(BIN)/python -m pip install -q --no-deps --target build/newest \
+		transformers safetensors huggingface_hub
+	PYTHONPATH=$(CURDIR)/build/newest $(BIN)/python -c 'import transformers; print(transformers.__version__)'
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/build/newest $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+		$(NEWEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

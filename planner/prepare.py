@@ -13,7 +13,7 @@ import torch
 from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, EP, TP, read_mesh, replicas
-from shardwright.planner.contract.names import PAGED, dtype_name, fold
+from shardwright.planner.contract.names import dtype_name, fold, is_batched
 from shardwright.planner.contract.plan_figures import (
     MOST_IMBALANCE,
     DataParallel,
@@ -61,7 +61,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "sequence_parallel": load.sequence_parallel, "recompute": load.recomputed or False,
         "optimizer_bytes": load.optimizer_bytes,
         "expert_imbalance": load.imbalance,
-        "continuous_batching": any(PAGED in call.state for call in plan.calls),
+        "continuous_batching": any(is_batched(call.state) for call in plan.calls),
         "dp": load.dp, "dequantize": load.quantized is None,
         "gpus_per_host": load.gpus_per_host or plan.world_size,
         **{name: given for name in BY_RANK if (given := getattr(load, name))},

@@ -42,6 +42,7 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.model.build import as_dtype
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
+from shardwright.runtime.slots import state_of
 
 MOST = 12
 """Plans that are timed, the first included."""
@@ -244,10 +245,10 @@ def _decoding(model: nn.Module, inputs: python_references.Inputs) -> Callable[[]
     if args or ids is None or "decoder_input_ids" in named:
         raise UsageError(f"a decode step of {type(model).__name__} cannot be timed: price prefill")
     with torch.inference_mode():
-        cache = getattr(model(**{**named, "use_cache": True}), "past_key_values", None)
-    if cache is None:
+        cache = state_of(model(**{**named, "use_cache": True}), model)
+    if not cache:
         raise UsageError(f"{type(model).__name__} gives no cache: price prefill")
-    again = {"input_ids": ids[:, :1], "past_key_values": cache, "use_cache": True}
+    again = {"input_ids": ids[:, :1], **cache, "use_cache": True}
     return lambda: _without_gradient(model, ((), again))
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.names import CACHE_NAMES, taken_as
 
 Keys = tuple[str, ...]
 Kinds = type | tuple[type, ...]
@@ -162,7 +163,8 @@ def returned(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
 def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
     """The values of an output by slot, without state such as a cache.
 
-    State is an object of a custom class that the module also takes as an argument of the same name.
+    State is an object of a custom class that the module also takes as an argument of the same name,
+    or of another name for a cache.
     Each rank gets back from such a cache the local tensors that it put in.
 
     Args:
@@ -173,7 +175,8 @@ def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
         return [("", output)]
     found = []
     for name, value in by_name.items():
-        if name not in takes or not is_own(value):
+        taken = name in takes or (name in CACHE_NAMES and taken_as(str(name), takes) in takes)
+        if not taken or not is_own(value):
             found.append((str(name), value))
     return found
 
@@ -181,8 +184,9 @@ def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
 def state_of(output: Any, module: nn.Module) -> dict[str, Any]:
     """The values in `output` that the next call of `module` takes, by argument: caches."""
     takes = inspect.signature(module.forward).parameters
-    found = (named(output) or {}).items()
-    return {n: v for n, v in found if n in takes and (is_own(v) or isinstance(v, (tuple, list)))}
+    found = sorted((named(output) or {}).items(), key=lambda one: one[0] in takes)
+    state = ((taken_as(n, takes), v) for n, v in found if is_own(v) or isinstance(v, (tuple, list)))
+    return {name: value for name, value in state if name in takes}
 
 
 def named(output: Any) -> Mapping[str, Any] | None:

@@ -258,7 +258,7 @@ FROM_RUNTIME = {
         "runtime.quantized", "runtime.slots",
     },
     "planner.search": {"runtime.modules"},
-    "planner.tune": {"runtime.api", "runtime.model"},
+    "planner.tune": {"runtime.api", "runtime.model", "runtime.slots"},
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""
 

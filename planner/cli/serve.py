@@ -100,7 +100,7 @@ def _plan(
     """
     import shardwright
     from shardwright.planner.contract.mesh import TP
-    from shardwright.planner.contract.names import PAGED
+    from shardwright.planner.contract.names import is_batched
     from shardwright.planner.contract.plan_file import Plan
 
     if (tp is None) == (file is None):
@@ -111,7 +111,7 @@ def _plan(
                 model, tp, phase="decode", batch=16, dtype=dtype, continuous_batching=True, **how
             )
     plan = Plan.load(file)
-    if not any(PAGED in call.state for call in plan.calls):
+    if not any(is_batched(call.state) for call in plan.calls):
         raise PlanError(
             f"{file} is not proven for continuous batching: plan with --continuous-batching"
         )

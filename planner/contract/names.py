@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "layer_past")
+"""Names that the argument or the output for a cache may have, the newest first.
+
+transformers renames it: wrappers of forwards then rename old names, and outputs have the new one.
+"""
+
 PAGED = "cache"
 """The argument for a paged cache, in calls of transformers' continuous batching."""
+
+PAGED_CACHES = ("PagedAttentionCache", "TracedPagedCache")
+"""The classes of paged caches: that of transformers, and the one that stands for it in a trace."""
 
 EAGER, PAGED_EAGER = "eager", "paged|eager"
 """Attention in a model's own ops, and what continuous batching sets in its place."""
@@ -20,6 +29,45 @@ PAGING = ((EAGER, PAGED_EAGER), (PAGED_EAGER, EAGER))
 
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 """Padding masks -> the argument with the tokens that they mask."""
+
+
+def cache_argument(takes: Container[str]) -> str:
+    """Return the name of the argument for a cache among those that a forward takes; else ""."""
+    return next((name for name in CACHE_NAMES if name in takes), "")
+
+
+def taken_as(name: str, takes: Container[str]) -> str:
+    """Return the argument that takes what an output, or another version, calls `name`.
+
+    This is `name` unless that is a cache for which the forward has another name.
+    """
+    known = name in takes or name not in CACHE_NAMES
+    return name if known else cache_argument(takes) or name
+
+
+def old_names(takes: Container[str]) -> dict[str, str]:
+    """Return old names for a cache -> the name that a forward has for it.
+
+    Newer names than the forward has are no caches to its code.
+    """
+    now = cache_argument(takes)
+    old = CACHE_NAMES[CACHE_NAMES.index(now) + 1 :] if now else ()
+    return {name: now for name in old if name not in takes}
+
+
+def renamed(given: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
+    """Return arguments with the one that has an old name of `names` under the new name.
+
+    If there are several, or the new name is taken, all stay as they are.
+    """
+    old = names.keys() & given.keys()
+    names = names if len(old) == 1 and names[min(old)] not in given else {}
+    return {names.get(name, name): value for name, value in given.items()}
+
+
+def is_batched(state: Mapping[str, str]) -> bool:
+    """Return whether a call with caches of these classes, by argument, batches continuously."""
+    return any(kind in PAGED_CACHES for kind in state.values())
 
 
 def dtype_name(dtype: object) -> str:

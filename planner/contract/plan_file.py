@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract import consistency
 from shardwright.planner.contract.files import parse_json, write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
-from shardwright.planner.contract.names import lookup, pattern
+from shardwright.planner.contract.names import is_batched, lookup, pattern, taken_as
 from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.contract.plan_figures import (
     LARGEST,
@@ -264,6 +264,21 @@ class TracedCall(SparsePart):
         description="whether its code reads the autocast mode, and is not proven under autocast; "
         "left out if false",
     )
+
+    def as_called(self, takes: Container[str]) -> TracedCall:
+        """Return the call with the name that a forward has for its cache.
+
+        transformers may have renamed it since the plan was made.
+
+        Args:
+            takes: The arguments of the forward.
+        """
+        new = {} if is_batched(self.state) else {n: taken_as(n, takes) for n in self.state}
+        if all(old == now for old, now in new.items()):
+            return self
+        inputs = sorted(new.get(name, name) for name in self.inputs)
+        state = {new[name]: kind for name, kind in self.state.items()}
+        return self.model_copy(update={"inputs": inputs, "state": state})
 
 
 class Replicated(Part):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
-from shardwright.planner.contract.names import PAGED, fold, slot_pattern
+from shardwright.planner.contract.names import fold, is_batched, slot_pattern
 from shardwright.planner.contract.plain_values import (
     FREE,
     SWITCHES,
@@ -195,7 +195,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             numbers=[n for n in plain if n in graph.numbers],
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
-            several=bool(state.keys() - {PAGED}) and tokens_of(inputs) > 1,
+            several=bool(state) and not is_batched(state) and tokens_of(inputs) > 1,
             draws=draws,
             asks_autocast=graph.asks_autocast,
         )

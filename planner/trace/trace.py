@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.names import PAGED
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.model.source import Source
@@ -67,7 +66,7 @@ def trace_model(
 
 
 def _in_words(run: Run) -> str:
-    return "continuous batching" if run.fills == PAGED else f"the call with {', '.join(run.kwargs)}"
+    return "continuous batching" if run.batched else f"the call with {', '.join(run.kwargs)}"
 
 
 def _with_values(

@@ -37,6 +37,7 @@ class ModelBoundary:
         proven: The calls that the plan is proven for.
         draws: When random numbers are drawn: "", "training" or "always".
         positions: The index of each argument of the model that may be given by position.
+        old_names: Old names for a cache -> the argument that the model has for it.
         own_rows: The ranks of `cp`, if each of them is given only its own rows.
         copies: The copies of the model over which it averages its gradients, if it does.
         changes: Changes to the model since it was split; None before its parameters are DTensors.
@@ -49,6 +50,7 @@ class ModelBoundary:
         self.proven: ProvenCalls | None = None
         self.draws = ""
         self.positions: dict[str, int] = {}
+        self.old_names: dict[str, str] = {}
         self.own_rows: Group | None = None
         self.copies: Copies | None = None
         self.changes: ChangeDetection | None = None

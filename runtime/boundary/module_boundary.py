@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.dims import Range
+from shardwright.planner.contract.names import old_names, renamed
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.planner.contract.styles import UNCHANGED
@@ -377,6 +378,8 @@ class ModuleBoundary:
         interface = self.interface
         assert interface is not None
         given = dict(zip(interface.names(args), args, strict=True)) | kwargs
+        if by_itself:
+            given = renamed(given, old_names(interface.arguments))
         defaults = interface.arguments.values()
         defaults = {p.name: p.default for p in defaults if p.default is not p.empty}
         check_flags(self.path, given, defaults, interface.spec.flags, by_itself)

@@ -17,6 +17,7 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, EP
+from shardwright.planner.contract.names import old_names, renamed
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.boundary.changes import check_compiled
 from shardwright.runtime.boundary.hook_views import check_hook_views
@@ -65,6 +66,10 @@ class RootModule(LocalModule):
             args, kwargs, share = joined_rows(model.positions, args, kwargs, model.own_rows)  # pyright: ignore[reportCallIssue]
         names = (*model.positions, *map("*{}".format, range(len(args))))
         given = dict(zip(names, args, strict=False), **kwargs)
+        for name in model.old_names:
+            if name in kwargs:
+                given = renamed(given, model.old_names)
+                break
         self._shardwright_check_wanted(given)
         proven, as_tuple, known = model.proven, False, False
         if proven is not None:
@@ -277,6 +282,10 @@ def wrap_root(
     shared = ModelBoundary(model, mesh, lengths or Lengths())
     shared.modules = list(model.modules())
     if calls is not None and any(state.changes_tensors for state in states):
+        forwards = {call.module: model.get_submodule(call.module).forward for call in calls}
+        calls = [
+            call.as_called(inspect.signature(forwards[call.module]).parameters) for call in calls
+        ]
         shared.caches = Caches({name for call in calls for name in call.state})
         shared.proven = ProvenCalls(model, calls)
         drawn = {call.draws for call in calls} - {""}
@@ -285,6 +294,7 @@ def wrap_root(
     names = () if code is None else code.co_names
     shared.loss = LossScope(traceable="CrossEntropyLoss" not in names)
     shared.positions, _ = positions(type(model).forward)
+    shared.old_names = old_names(shared.positions)
     draw = [m for m in model.modules() if (s := boundary_of(m)) is not None and s.draws is not None]
     apart = {id(within) for module in draw for within in module.modules()}
     for path, module in model.named_modules():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.names import CACHE_NAMES, PAGED_CACHES, taken_as
 from shardwright.runtime.calls.paged import is_paged
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
@@ -126,7 +127,9 @@ class Caches:
         """
         found = []
         for name, value in (named(output) or {}).items():
-            if (name in self.names or name in takes) and _is_object(value):
+            known = name in self.names or name in takes
+            known |= name in CACHE_NAMES and taken_as(name, takes) in takes
+            if known and _is_object(value) and type(value).__name__ not in PAGED_CACHES:
                 found.append(value)
         return found
 
@@ -255,7 +258,8 @@ def _read(value: Any, holder: Any, name: str) -> Any:
     if isinstance(value, dict):
         return SealedDict(value, lambda each: _read(each, holder, name))
     if isinstance(value, (list, tuple)):
-        return tuple(_read(each, holder, name) for each in value)
+        # Each token reads some: a list is quicker than a generator, and flags need no look.
+        return tuple([v if type(v) in SIMPLE else _read(v, holder, name) for v in value])
     if _is_object(value):
         read = holder.__dict__.setdefault(READ, [])
         if not any(value is each for each in read):

@@ -14,14 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.planner.contract.names import EAGER, PAGED_EAGER
+from shardwright.planner.contract.names import EAGER, PAGED_CACHES, PAGED_EAGER
 
 KERNEL_LENGTHS = ("max_length_q", "max_length_k")
 """Integers beside a paged cache that vary from call to call. In a traced call no code reads them;
 only kernels of flash attention do."""
-
-CLASSES = ("PagedAttentionCache", "TracedPagedCache")
-"""The classes of paged caches: that of transformers, and the one that stands for it in a trace."""
 
 ROWS = 41
 """Rows of a traced cache: a prime, as all sizes of a trace."""
@@ -29,7 +26,7 @@ ROWS = 41
 
 def is_paged(value: Any) -> bool:
     """Whether `value` is a paged cache."""
-    return type(value).__name__ in CLASSES
+    return type(value).__name__ in PAGED_CACHES
 
 
 @contextmanager

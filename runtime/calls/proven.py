@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.lengths import holds, names_in
-from shardwright.planner.contract.names import MASKS, PAGED, slot_pattern
+from shardwright.planner.contract.names import (
+    MASKS,
+    PAGED,
+    PAGED_CACHES,
+    PAGED_EAGER,
+    is_batched,
+    slot_pattern,
+)
 from shardwright.planner.contract.plain_values import (
     BLOCK_MASK,
     CONTAINERS,
@@ -63,7 +70,10 @@ class ProvenCalls:
         own = [call for call in calls if not call.module]
         self.arguments = frozenset(parameters)
         self.defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        self.given = frozenset(n for call in own for n in call.inputs)
+        paged = frozenset((PAGED,))  # another class of cache of that name is not proven by it
+        self.given = frozenset[str]().union(
+            *({*c.inputs} - (paged if is_batched(c.state) else {*()}) for c in own)
+        )
         """The arguments that some call had."""
         self.always = _always(own, parameters.keys() - self.defaults.keys())
         """Optional arguments with tensors that every call had."""
@@ -84,12 +94,12 @@ class ProvenCalls:
         """Whether submodules are proven by themselves. The model's own code is not traced then; it
         combines their full outputs with full tensors."""
         self.state = _by_argument(
-            (n, kind) for call in calls for n, kind in call.state.items() if n != PAGED
+            (n, k) for c in calls for n, k in c.state.items() if k not in PAGED_CACHES
         )
         """The classes of caches that calls passed on to the next, by argument."""
         self.several = any(call.several for call in calls)
         """Whether a call with such a cache had several tokens."""
-        self.pages = any(PAGED in call.state for call in own)
+        self.pages = any(is_batched(call.state) for call in own)
         """Whether a call of continuous batching is proven."""
         self.trains = any(call.training for call in calls)
         self.asks_autocast = any(call.asks_autocast for call in calls)
@@ -136,6 +146,11 @@ class ProvenCalls:
         if is_paged(given.get(PAGED)):
             self.check_batches()
             given = {n: v for n, v in given.items() if n not in (PAGED, *KERNEL_LENGTHS)}
+        elif self.pages and getattr(self.config, "_attn_implementation", None) == PAGED_EAGER:
+            raise UsageError(
+                f"attention of {self.model} is '{PAGED_EAGER}', and the call has no paged cache: "
+                "leave such calls to continuous batching, or set it back to 'eager'"
+            )
         if self.state and not self.several:
             self._check_tokens(given)
         for name in self.off:

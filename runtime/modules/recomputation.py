@@ -12,11 +12,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.names import CACHE_NAMES
 
 FLAG, FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"
 """Attributes of blocks of transformers: whether they are computed again, and by what."""
-CACHES = ("past_key_values", "layer_past", "cache_params")
-"""Arguments for which such blocks get None: a second run would fill a cache twice."""
+
+
+def is_cache(name: str, value: Any) -> bool:
+    """Whether an argument of such a block is a cache: it gets None, or would be filled twice.
+
+    What has the newest name may be something else, so there the class must be one of transformers.
+    """
+    kinds = (kind.__module__ for kind in type(value).__mro__)
+    return name in CACHE_NAMES and (name != CACHE_NAMES[0] or "transformers.cache_utils" in kinds)
 
 
 def recomputable(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -56,7 +64,7 @@ def _again(code: Callable[..., Any], *args: Any) -> Any:
     Transformers leaves out caches itself, unless they are given by position.
     """
     names = [*signature(code).parameters][: len(args)]
-    given = [None if name in CACHES else x for name, x in zip_longest(names, args)]
+    given = [None if is_cache(name, x) else x for name, x in zip_longest(names, args)]
     more = code.keywords if isinstance(code, partial) else {}
-    without = {name: None for name in more if name in CACHES}
+    without = {name: None for name, x in more.items() if is_cache(name, x)}
     return checkpoint(partial(code, **without), *given, use_reentrant=False)

@@ -21,6 +21,7 @@ from shardwright.planner.trace.model.source import read_source
 from shardwright.runtime.api import apply
 from shardwright.runtime.calls.proven import ALIKE
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.slots import state_of
 from tests import planning, zoo
 from tests.marks import long
 from tests.ranks import run_ranks
@@ -50,8 +51,7 @@ def decoded(model: Any, lengths: tuple[int, ...] = (5, 1, 1, 3)) -> list[torch.T
     with torch.no_grad():
         for n in lengths:
             found = model(**encoder, **{grows: ids(n)}, use_cache=True, **state)
-            names = ("past_key_values", "cache_params")
-            state = {k: found[k] for k in names if found.get(k) is not None}
+            state = state_of(found, model)
             assert state
             out.append(found.logits)
     return out

@@ -22,6 +22,7 @@ from benchmarks.speed_counts import Counts, counted
 from shardwright.errors import UsageError
 from shardwright.runtime.communication import collectives
 from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.slots import state_of
 from tests import planning
 from tests.ranks import run_ranks
 
@@ -139,8 +140,8 @@ def test_few_frames_of_ours_run_in_a_step(two_layers: Any) -> None:
     @torch.no_grad()
     def work(mesh: Mesh) -> list[int]:
         model: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
-        cache = model(IDS).past_key_values
-        return [frames(lambda: model(IDS[:, -1:], past_key_values=cache)) for _ in range(2)]
+        cache = state_of(model(IDS), model)
+        return [frames(lambda: model(IDS[:, -1:], **cache)) for _ in range(2)]
 
     for counts in run_ranks(2, work):
         assert max(counts) <= 100  # 211 before each module had one boundary

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.names import cache_argument
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
@@ -302,7 +303,7 @@ def test_hooks_do_not_take_a_part_of_a_cache_for_the_whole() -> None:
     step = model(ids[:, :1], past_key_values=want.past_key_values).logits
 
     def look(_: Any, args: Any, kwargs: Any, out: Any = None) -> None:
-        cache = kwargs["past_key_values"]
+        cache = kwargs[cache_argument(kwargs)]
         assert cache.get_seq_length() >= 0
         if cache.get_seq_length():
             with pytest.raises(UsageError, match="take keys, values and states from the unsplit"):

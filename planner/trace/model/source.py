@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.names import MASKS, PAGED
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.inputs.subject import floating_dtype
@@ -122,7 +122,7 @@ class Source:
         """Further runs that the user asked for and that were not traced."""
         traced = {id(run.kwargs) for run in self.further}
         found = [run for run in _others(self.args, self.others) if id(run.kwargs) not in traced]
-        if self.batches and not any(run.fills == PAGED for run in self.further):
+        if self.batches and not any(run.batched for run in self.further):
             found.append(batched_call(self.module))
         return found
 

@@ -22,7 +22,7 @@ from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
-from shardwright.runtime.modules.recomputation import CACHES, FLAG
+from shardwright.runtime.modules.recomputation import FLAG, is_cache
 from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
@@ -140,7 +140,7 @@ def _marking(
         if not hasattr(type(module), FLAG):
             return None
         named = {**dict(zip(at, args, strict=True)), **kwargs}
-        return found_in({name: x for name, x in named.items() if name not in CACHES})
+        return found_in({name: x for name, x in named.items() if not is_cache(name, x)})
 
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:

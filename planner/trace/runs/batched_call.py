@@ -69,4 +69,4 @@ def batched_call(module: nn.Module) -> Run:
     selects: Any = getattr(module, "_supports_logits_to_keep", bool)
     if selects():
         given["logits_to_keep"] = torch.empty_like(given["logits_indices"])
-    return Run("", (), given, priced=False, fills=PAGED, given=True)
+    return Run("", (), given, priced=False, fills=PAGED, batched=True, given=True)

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.contract.names import MASKS
+from shardwright.planner.contract.names import CACHE_NAMES, MASKS, cache_argument
 
 SWITCH = "use_cache"
 """The argument that makes a model keep a cache."""
@@ -25,9 +25,6 @@ GROWING = ("decoder_input_ids", "input_ids")
 
 EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
 """Argument for embeddings -> argument for the tokens that they replace."""
-
-CACHE = "past_key_values"
-"""The argument for a cache, and the output that holds it."""
 
 GIVEN = "DynamicCache"
 """The class of the cache that `generate` gives."""
@@ -56,9 +53,9 @@ def only_taken(module: nn.Module) -> str:
     with suppress(Exception):  # annotations may be invalid
         said = get_type_hints(forward).get("return")
         fields = [getattr(c, "__dataclass_fields__", ()) for c in (*get_args(said), said)]
-        takes = CACHE in inspect.signature(forward).parameters
-        if takes and any(fields) and not any(CACHE in names for names in fields):
-            return CACHE
+        takes = cache_argument(inspect.signature(forward).parameters)
+        if takes and any(fields) and not {*CACHE_NAMES} & {name for f in fields for name in f}:
+            return takes
     return ""
 
 

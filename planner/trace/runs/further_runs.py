@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.contract.names import MASKS
+from shardwright.planner.contract.names import MASKS, cache_argument
 from shardwright.planner.graph.trace_sizes import TRACE_STEP
 from shardwright.planner.trace.runs import decoding
 from shardwright.planner.trace.runs.decoding import (
-    CACHE,
     EMBEDDED,
     GIVEN,
     GROWING,
@@ -28,6 +27,7 @@ from shardwright.planner.trace.runs.decoding import (
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trials import Trial, Trials
+from shardwright.runtime.slots import state_of
 
 Wish = tuple[Run, ...]
 """Alternative calls; the first one that can be traced is used."""
@@ -83,14 +83,16 @@ def _of_generate(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
     Models that are decoders only if their config says so may do that.
     """
     config, able = getattr(module, "config", None), getattr(module, "can_generate", bool)
-    if not (getattr(config, "is_decoder", False) and CACHE in _names(module) and able()):
+    takes = cache_argument(_names(module))
+    if not (getattr(config, "is_decoder", False) and takes and able()):
         return []
     kept = made(module, _kept_cache, {**inputs, SWITCH: True})
-    return [] if kept in (None, GIVEN) else decoded(module, inputs, fills=CACHE)
+    return [] if kept in (None, GIVEN) else decoded(module, inputs, fills=takes)
 
 
 def _kept_cache(model: Any, inputs: dict[str, Any]) -> str:
-    return type(getattr(model(**inputs), CACHE, None)).__name__
+    takes = cache_argument(_names(model))
+    return type(state_of(model(**inputs), model).get(takes)).__name__
 
 
 def _text_alone(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:

@@ -38,6 +38,7 @@ class Run(NamedTuple):
         priced: Whether the run has a cost. Otherwise it only constrains the plan, and the last dim
             of its floating inputs is a size of the model, not a run-time size.
         fills: The argument for which the run gets an empty cache.
+        batched: Whether it is a call of continuous batching; it fills a paged cache.
         resumes: Whether the run gets the state that the last run before it returned. Without any
             state it is changed by `without_state`, or refused.
         training: Whether the run is made in training mode, and not priced. Other runs keep the mode
@@ -56,6 +57,7 @@ class Run(NamedTuple):
     answers: tuple[bool, ...] = ()
     priced: bool = True
     fills: str = ""
+    batched: bool = False
     resumes: bool = False
     training: bool = False
     by_rows: bool = False
@@ -157,7 +159,7 @@ class Runner(nn.Module):
         kept = KeptContents(self.root) if any(run.again for run in runs) else None
         for traced_call, run in enumerate(runs):
             self.now, state = traced_call, left if run.resumes else {}
-            if run.fills == PAGED:  # no later run resumes it, so the cache is made by hand
+            if run.batched:  # no later run resumes it, so the cache is made by hand
                 state = {PAGED: traced_cache(self.root)}
             self.begin(traced_call, state)
             given = run.kwargs if state or not run.resumes else without_state(run.kwargs)
@@ -169,7 +171,7 @@ class Runner(nn.Module):
             if kept is not None and run.training and not runs[traced_call - 1].training:
                 kept.restore()  # users may train without a run in eval mode before
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
-            paging = paged_attention(self.root) if run.fills == PAGED else nullcontext()
+            paging = paged_attention(self.root) if run.batched else nullcontext()
             with taken, in_mode(self.root, run.training), self.around(run), paging:
                 found.append(module(*run.args, **{**given, **state}))
             self.end(state if run.resumes else {}, found[-1])
