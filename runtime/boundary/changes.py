@@ -12,7 +12,7 @@ are full on each rank, and it calls modules of the split model directly.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import ne
 from types import MethodType
 from typing import Any, NamedTuple
@@ -280,7 +280,7 @@ class ChangeDetection:
             runs = isinstance(module, IN_TURN) and isinstance(now, nn.Module)
             if runs or (not (drops and now == 0) and self._matters(name, before, now)):
                 path = next((n for n, m in self.model.root.named_modules() if m is module), "")
-                left = ", ".join(self._left_by_calls()) if self._is_state(module, name) else ""
+                left = self._left_by_calls() if self._is_state(module, name) else ()
                 raise _refused(f"{path}.{name}".lstrip("."), before, now, left)
         for kept in self.kept.every:
             self._check_kept(kept)
@@ -480,12 +480,12 @@ def _differ(before: Any, now: Any) -> bool:
         return True
 
 
-def _refused(name: str, before: Any, now: Any, left: str = "") -> UsageError:
+def _refused(name: str, before: Any, now: Any, left: Iterable[str] = ()) -> UsageError:
     """The error for a change that is not supported. Calls have `left` some attributes changed."""
     was = "not there" if before is MISSING else repr(before)
-    if left:
-        when = f"after the last call: reset all counters or none, also {left}"
-        return UsageError(f"'{name}' is {now!r:.60}, and was {was:.60} {when}")
+    if others := ", ".join(other for other in left if other != name):
+        todo = f"reset all counters or none, also {others}"
+        return UsageError(f"'{name}' is {now!r:.60}, and was {was:.60} after the last call: {todo}")
     return UsageError(
         f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
         "a path that was not traced: set it before the model is planned and split"
