@@ -70,11 +70,10 @@ class ProvenCalls:
         own = [call for call in calls if not call.module]
         self.arguments = frozenset(parameters)
         self.defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        paged = frozenset((PAGED,))  # another class of cache of that name is not proven by it
-        self.given = frozenset[str]().union(
-            *({*c.inputs} - (paged if is_batched(c.state) else {*()}) for c in own)
+        self.given = frozenset(
+            n for c in own for n in c.inputs if n != PAGED or not is_batched(c.state)
         )
-        """The arguments that some call had."""
+        """The arguments that some call had. Paged caches prove no others of that name."""
         self.always = _always(own, parameters.keys() - self.defaults.keys())
         """Optional arguments with tensors that every call had."""
         self.plain = PlainArguments(own, self.defaults)
