@@ -35,7 +35,7 @@ def varying(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
 
 def _cuts(graph: Graph, axes: Axes) -> list[tuple[set[int], set[int]]]:
     """Return for each cut by a length the atoms of the length, and those of all other parts."""
-    by = {out: op for op in graph.ops for out in op.outputs} if graph.marks.cut_by else {}
+    by = graph.producers() if graph.marks.cut_by else {}
     cut_by = [(by[name], t, at) for name, t, at in graph.marks.cut_by if name in by]
     lengths = [(op, _ids(axes.dims[t][at])) for op, t, at in cut_by]
     parts = {op.name: {i for part in axes.parts(op) for i in _ids(part)} for op, _ in lengths}

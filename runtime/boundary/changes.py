@@ -270,7 +270,7 @@ class ChangeDetection:
 
     def _check_settings(self) -> None:
         first: dict[tuple[int, str], Setting] = {}
-        if not self._left_by_calls():
+        if next(self._left_by_calls(), None) is None:
             self.settings[:] = [s for s in self.settings if not self._is_state(s.module, s.name)]
         for setting in self.settings:
             first.setdefault((id(setting.module), setting.name), setting)
@@ -294,13 +294,11 @@ class ChangeDetection:
         state = boundary_of(module)
         return state is not None and (state.path, name) in self.started
 
-    def _left_by_calls(self) -> list[str]:
+    def _left_by_calls(self) -> Iterator[str]:
         """The attributes that the model's own code set, and that are not as before its calls."""
-        return [
-            f"{path}.{name}".lstrip(".")
-            for (path, name), before in self.started.items()
-            if _differ(before, _now(self.model.root.get_submodule(path), name))
-        ]
+        for (path, name), before in self.started.items():
+            if _differ(before, _now(self.model.root.get_submodule(path), name)):
+                yield f"{path}.{name}".lstrip(".")
 
     def _check_kept(self, kept: KeptObject) -> None:
         before, now = kept.before, kept.now

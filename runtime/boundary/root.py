@@ -282,10 +282,9 @@ def wrap_root(
     shared = ModelBoundary(model, mesh, lengths or Lengths())
     shared.modules = list(model.modules())
     if calls is not None and any(state.changes_tensors for state in states):
-        forwards = {call.module: model.get_submodule(call.module).forward for call in calls}
-        calls = [
-            call.as_called(inspect.signature(forwards[call.module]).parameters) for call in calls
-        ]
+        called = {path: model.get_submodule(path) for path in {call.module for call in calls}}
+        takes = {path: inspect.signature(m.forward).parameters for path, m in called.items()}
+        calls = [call.as_called(takes[call.module]) for call in calls]
         shared.caches = Caches({name for call in calls for name in call.state})
         shared.proven = ProvenCalls(model, calls)
         drawn = {call.draws for call in calls} - {""}

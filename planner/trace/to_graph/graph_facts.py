@@ -15,11 +15,12 @@ from shardwright.planner.contract.names import grouped
 from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Op, SizeArgument, Slot
 from shardwright.planner.graph.views import is_view
+from shardwright.planner.trace.runs.decoding import EMBEDDED
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.sizes.expressions import evaluate
 from shardwright.rules.call import OpCall
 
-TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+TOKENS = tuple(name for embeds, ids in EMBEDDED.items() for name in (ids, embeds))
 """Arguments of tokens, or of their embeddings."""
 
 
