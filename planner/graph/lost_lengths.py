@@ -33,17 +33,17 @@ def varying(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
     return varies
 
 
-def _cuts(graph: Graph, axes: Axes) -> list[tuple[set[int], set[int]]]:
+def _cuts(graph: Graph, axes: Axes) -> set[tuple[frozenset[int], frozenset[int]]]:
     """Return for each cut by a length the atoms of the length, and those of all other parts."""
     by = graph.producers() if graph.marks.cut_by else {}
     cut_by = [(by[name], t, at) for name, t, at in graph.marks.cut_by if name in by]
     lengths = [(op, _ids(axes.dims[t][at])) for op, t, at in cut_by]
-    parts = {op.name: {i for part in axes.parts(op) for i in _ids(part)} for op, _ in lengths}
-    return [(length, parts[op.name] - length) for op, length in lengths]
+    parts = {op.name: frozenset().union(*map(_ids, axes.parts(op))) for op, _ in lengths}
+    return {(length, parts[op.name] - length) for op, length in lengths}
 
 
-def _ids(dim: Dim) -> set[int]:
-    return {atom.id for atom in atoms_of(dim)}
+def _ids(dim: Dim) -> frozenset[int]:
+    return frozenset(atom.id for atom in atoms_of(dim))
 
 
 def keep_beside_lost(graph: Graph, axes: Axes) -> None:

@@ -260,6 +260,7 @@ class Indexed(Layer):
 
     table: Any = [None] * 200  # noqa: RUF012
     nested: Any = {"tables": [[None] * 200]}  # noqa: RUF012
+    fixed: Any = (0, ([None] * 200,))
 
     def __init__(self, tables: Callable[[], list[Any]]) -> None:
         def get(width: int, heads: int) -> tuple[int, int]:
@@ -270,9 +271,21 @@ class Indexed(Layer):
         super().__init__(Cache(get, lambda: None), None, None, HEADS)
 
 
-@pytest.mark.parametrize("tables", [lambda: Indexed.table, lambda: Indexed.nested["tables"][0]])
+def by_default(table: Any = [None] * 200) -> Any:  # noqa: B006
+    return table
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        lambda: Indexed.table,
+        lambda: Indexed.nested["tables"][0],
+        lambda: Indexed.fixed[1][0],
+        by_default,
+    ],
+)
 def test_like_layers_that_keep_sizes_in_a_list(tables: Callable[[], list[Any]]) -> None:
-    """Of a class, and within other containers."""
+    """Of a class, within other containers and tuples, and as a default argument."""
     model = Stack([Indexed(tables) for _ in range(3)]).double()
     plan = planned(model, features(DIM), 3)
     assert_equal(model, features(DIM), plan, spread=0.1)

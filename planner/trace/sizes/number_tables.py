@@ -25,10 +25,21 @@ class NumberTable(list[Any]):
         super().__setitem__(index, value)
 
 
-def is_of_numbers(value: Any) -> bool:
-    """Return whether a value is a plain list of numbers, or of None where there are none yet."""
-    filled = type(value) is list and bool(value)
-    return filled and all(x is None or isinstance(x, (int, float)) for x in value)
+def holds_numbers(value: Any) -> bool:
+    """Return whether a value is a plain list of numbers (None where there are none yet).
+
+    Or a tuple that holds one.
+    """
+    if type(value) is list:
+        return bool(value) and all(x is None or isinstance(x, (int, float)) for x in value)
+    return type(value) is tuple and any(map(holds_numbers, value))
+
+
+def noting(value: Any, made: dict[int, NumberTable]) -> Any:
+    """Return a value that `holds_numbers` with lists that note indexes; `made` are those by id."""
+    if type(value) is tuple:
+        return tuple(noting(part, made) if holds_numbers(part) else part for part in value)
+    return made.setdefault(id(value), NumberTable(value))
 
 
 def _note(index: Any) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.planner.trace.sizes.number_tables import NumberTable, is_of_numbers
+from shardwright.planner.trace.sizes.number_tables import NumberTable, holds_numbers, noting
 from shardwright.planner.trace.state.attribute_contents import CONTAINERS, Contents
 from shardwright.runtime.code.model_objects import LARGEST, OF_TORCH
 
@@ -106,6 +106,7 @@ def _class_of(value: Any) -> type:
 class Slot:
     """A place where code keeps a value: a name in a module or class, or a cell of a closure.
 
+    Or, by the name `__defaults__`, the default arguments of a function.
     `get` returns the current value, or ABSENT.
     """
 
@@ -114,8 +115,8 @@ class Slot:
     def __init__(self, owner: Any, name: str = "") -> None:
         self.owner, self.name = owner, name
         self.get: Callable[[], Any] = (  # without a frame: there are thousands
-            functools.partial(getattr, owner, "cell_contents", ABSENT)
-            if isinstance(owner, CellType)
+            functools.partial(getattr, owner, name or "cell_contents", ABSENT)
+            if isinstance(owner, (CellType, FunctionType))
             else functools.partial(_names_of(owner).get, name, ABSENT)
         )
 
@@ -126,6 +127,8 @@ class Slot:
                 del self.owner.cell_contents
             else:
                 self.owner.cell_contents = value
+        elif isinstance(self.owner, FunctionType):
+            self.owner.__defaults__ = value
         elif isinstance(self.owner, type):
             if value is ABSENT:
                 type.__delattr__(self.owner, self.name)
@@ -162,14 +165,14 @@ class Snapshot:
     def _lists(self) -> list[tuple[Any, Callable[[Any], None]]]:
         """The lists of numbers, with a function for each that puts another one in its place."""
         pairs = zip(self._values, self._slots, strict=True)
-        found = [(value, slot.set) for value, slot in pairs if is_of_numbers(value)]
-        return [*found, *self.contents.entries(is_of_numbers)]
+        found = [(value, slot.set) for value, slot in pairs if holds_numbers(value)]
+        return [*found, *self.contents.entries(holds_numbers)]
 
     def note_indexes(self) -> None:
         """Replace each list of numbers by a `NumberTable`, until all is restored."""
-        made = {id(value): NumberTable(value) for value, _ in self._lists}
+        made: dict[int, NumberTable] = {}
         for value, put in self._lists:
-            put(made[id(value)])
+            put(noting(value, made))
 
     def holds(self) -> bool:
         """Return whether all is still as it was."""
@@ -251,7 +254,7 @@ class _Reached:
 
     Attributes:
         slots: The places of these values.
-        held: Default arguments and attributes of functions.
+        held: Default arguments by keyword and attributes of functions.
         classes: The classes reached, by id.
     """
 
@@ -338,8 +341,9 @@ class _Reached:
             self._keep(Slot(namespace, name))
         for cell in function.__closure__ or ():
             self._keep(Slot(cell))
-        held = function.__defaults__, function.__kwdefaults__, vars(function)
-        self.held += [values for values in held if values is not None]
+        if function.__defaults__:
+            self.slots.append(Slot(function, "__defaults__"))
+        self.held += [function.__kwdefaults__ or {}, vars(function)]
 
     def _visit_names(self, owner: Any) -> None:
         for name in _names_of(owner):
