@@ -39,7 +39,10 @@ from shardwright.planner.trace.to_graph.translate import translate
 from shardwright.planner.trace.torch_features.traceable import traceable
 from shardwright.planner.trace.trace_lock import alone
 
-ON_META = "give inputs with which its forward runs on meta tensors"
+ON_META = (
+    "its forward must run on meta tensors, which have shapes but no data: give inputs with which "
+    "it does, or change this line"
+)
 IN_A_MODULE = (
     "give example inputs with integers that have values, not on meta, and on which its forward "
     "runs, or move the code that depends on data into a submodule, which then stays replicated"
