@@ -29,7 +29,7 @@ from shardwright.runtime.checkpoint.memory import release_freed
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece, StoredTensor
-from shardwright.runtime.quantized.layout import QuantizedWeight, computed, wanted
+from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight, computed, wanted
 
 
 class Reader:
@@ -148,7 +148,10 @@ class Reader:
         )
 
     def _parts(self, weight: QuantizedWeight, index: Index) -> dict[str, Tensor]:
-        return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+        try:
+            return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+        except Mismatch as error:
+            raise CheckpointError(f"{error}: fetch the checkpoint again") from None
 
     def _part(self, key: str, index: Index) -> Tensor:
         """Return the tensor `key` at `index`: stored, or computed from what is stored of it."""
