@@ -251,7 +251,11 @@ def test_a_target_that_is_a_name_comes_before_a_class(tmp_path: Path) -> None:
 
 def test_older_names_of_sizes_are_read() -> None:
     sizes = []
-    for told in ({"strategy": "block", "block_structure": "8x4"}, {"group_size": -1}):
+    older: list[dict[str, Any]] = [
+        {"strategy": "block", "block_structure": "8x4"},
+        {"group_size": -1},
+    ]
+    for told in older:
         config = compressed("float-quantized", 8, told.pop("strategy", None), **told)
         quantization = read_quantization(SimpleNamespace(quantization_config=config))
         assert quantization is not None
