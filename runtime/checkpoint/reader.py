@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from math import prod
 from pathlib import Path
 
@@ -122,8 +122,8 @@ class Reader:
             CheckpointError: a file cannot be read.
         """
         made = self._expression(source)
-        quantized = [self._quantized[key] for key in stored(made) if key in self._quantized]
-        if not quantized:
+        sources = [*stored(made)]
+        if not any(key in self._quantized for key in sources):
             return None
         index = tuple(torch.cat([torch.arange(a, b) for a, b in dim]) for dim in ranges)
         pieces: list[Piece] = []
@@ -136,8 +136,12 @@ class Reader:
             return torch.empty([len(i) for i in at], device="meta")
 
         part(made, index, read)
-        keys = [key for weight in quantized for key in weight.stored_keys()]
-        held = Held(partial(part, made), index, pieces, dict(map(self._full, keys)))
+        keys = (
+            self._quantized[key].stored_keys() if key in self._quantized else [key]
+            for key in sources
+        )
+        every = dict(map(self._full, chain.from_iterable(keys)))
+        held = Held(partial(part, made), index, pieces, every)
         return KeptWeight(held, [len(i) for i in index], dtype)
 
     def _full(self, key: str) -> tuple[str, StoredTensor]:

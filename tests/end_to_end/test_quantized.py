@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -251,6 +251,27 @@ def test_saved_as_stored(saved: Any, how: str, tmp_path_factory: pytest.TempPath
         for at in (directory, out)
     )
     assert torch.equal(first, again)
+
+
+def test_an_expert_that_is_not_quantized_is_saved_as_it_is(
+    saved: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory, whole = saved("mixture", "int4")
+    file = "model.safetensors"
+    tensors, dense = load_file(directory / file), load_file(directory / DENSE / file)
+    (name,) = (key for key in dense if "layers.0" in key and "experts.3.w1" in key)
+    mixed = {key: t for key, t in tensors.items() if not key.startswith(name)}
+    save_file({**mixed, name: dense[name]}, directory / file, metadata={"format": "pt"})
+    plan, out = planning.plan(directory, tp=3), tmp_path_factory.mktemp("out")
+
+    def run(mesh: Mesh) -> torch.Tensor:
+        model = split(directory, plan, mesh)
+        shardwright.save(model, out)
+        return model(IDS).logits
+
+    close(run_ranks(3, run)[0], whole(IDS).logits)
+    assert torch.equal(load_file(out / file)[name], dense[name])
+    assert_stored_alike(directory, out)
 
 
 def test_explain_says_where_cuts_fall(saved: Any) -> None:
