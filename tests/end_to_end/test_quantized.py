@@ -22,6 +22,7 @@ from transformers import (
 
 import shardwright
 from benchmarks.quantize import DENSE, quantize
+from shardwright.errors import CheckpointError
 from shardwright.planner.contract.mesh import replicas
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report.quantized_cuts import stored_in_words
@@ -296,3 +297,12 @@ def test_planned_by_stored_bytes(saved: Any) -> None:
     stored = sum(file.stat().st_size for file in files)
     assert kept.predicted.unsharded_bytes == pytest.approx(stored, rel=0.5)
     assert (directory / DENSE).is_dir()
+
+
+def test_a_format_that_cannot_be_is_refused_by_plan(saved: Any) -> None:
+    directory, _ = saved("dense", "int4")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 3}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"cannot be stored .* of GPTQ: elements of 3 bits"):
+        planning.plan(directory, tp=2)
