@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, product
@@ -125,7 +125,10 @@ class Reader:
         sources = [*stored(made)]
         if not any(key in self._quantized for key in sources):
             return None
-        index = tuple(torch.cat([torch.arange(a, b) for a, b in dim]) for dim in ranges)
+        index = tuple(
+            torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in dim)]) for dim in ranges
+        )
+        shape = [len(i) for i in index]
         pieces: list[Piece] = []
 
         def read(key: str, at: Index) -> Tensor:
@@ -135,14 +138,18 @@ class Reader:
             pieces.append(Piece.of(key, weight, at, held))
             return torch.empty([len(i) for i in at], device="meta")
 
-        part(made, index, read)
+        make = partial(part, made)
+        if 0 in shape:  # of fewer experts than ranks, say
+            make = _as_read
+            pieces.append(Piece.of("", None, index, {"": torch.empty(shape, dtype=dtype)}))
+        else:
+            make(index, read)
         keys = (
             self._quantized[key].stored_keys() if key in self._quantized else [key]
             for key in sources
         )
         every = dict(map(self._full, chain.from_iterable(keys)))
-        held = Held(partial(part, made), index, pieces, every)
-        return KeptWeight(held, [len(i) for i in index], dtype)
+        return KeptWeight(Held(make, index, pieces, every), shape, dtype)
 
     def _full(self, key: str) -> tuple[str, StoredTensor]:
         entry = self._stored[key]
@@ -178,6 +185,10 @@ class Reader:
             out = out.index_select(d, index[d])
         self.read += out.nbytes
         return out
+
+
+def _as_read(index: Index, read: Callable[[str, Index], Tensor]) -> Tensor:
+    return read("", index)
 
 
 def _together(tensor: Tensor) -> Tensor:

@@ -268,3 +268,12 @@ def test_groups_that_are_not_there_are_refused(tmp_path: Path) -> None:
     checkpoint = opened(edited(made, g_idx=made.stored["g_idx"] + 1), tmp_path)
     with pytest.raises(CheckpointError, match="names groups that layer.qzeros does not have"):
         part(checkpoint, [[(0, 16)], [(0, 24)]])
+
+
+def test_a_rank_that_holds_nothing_of_a_weight_knows_what_is_stored(tmp_path: Path) -> None:
+    """With fewer experts than ranks, say: all ranks save the same tensors."""
+    checkpoint = opened(gptq(16, 24), tmp_path)
+    kept = Reader(checkpoint).kept(Source(NAME), [[], [(0, 24)]], torch.float32)
+    assert kept is not None and kept.held_bytes == 0
+    assert {*kept.held.stored} == {*checkpoint.stored}
+    assert (torch.ones(2, 24) @ kept.t()).shape == (2, 0)
