@@ -10,8 +10,8 @@ import torch
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.names import dtype_name
 from shardwright.runtime.checkpoint.header import Entry
-from shardwright.runtime.quantized.config import Quantization
-from shardwright.runtime.quantized.formats import STATE, Format
+from shardwright.runtime.quantized.config import Quantization, Scheme
+from shardwright.runtime.quantized.formats import EXPONENTS, STATE, Format
 from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight, resolve
 
 Read = Callable[[Entry], bytes]
@@ -38,7 +38,13 @@ def as_dense(
     out, weights = dict(entries), {}
     for key, candidates in _found(entries, quantization):
         weight, parts = _resolved(key, candidates, entries, quantization, read)
-        codes = entries[parts[weight.format.parts[0].role]]
+        codes_role = weight.format.parts[0].role
+        codes = entries[parts[codes_role]]
+        if key in weights or (key in entries and key not in parts.values()):
+            raise CheckpointError(
+                f"{codes.file}: {key} is stored twice, also as {parts[codes_role]}: fetch the "
+                "checkpoint again"
+            )
         used = {part.key for part in weight.parts.values()}
         unused = (_named(key, template) for template in weight.format.unused.split())
         beside = [name for name in (*parts.values(), *unused) if name in entries]
@@ -60,6 +66,9 @@ def as_dense(
         )
     return out, weights
 
+
+UNFIT = (Mismatch, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What is raised where tensors are not what the config says."""
 
 Candidates = list[tuple[Format, dict[str, str]]]
 """Formats that a weight may have, each with role -> the key of a stored tensor."""
@@ -98,8 +107,9 @@ def _resolved(
 
     The first format and the first of the config's schemes that fit the shapes are taken.
     """
-    named, first = quantization.scheme(key.rpartition(".")[0], "Linear"), ""
-    order = (named or quantization.schemes[0]).formats
+    module, first = key.rpartition(".")[0], ""
+    named, likely = (quantization.scheme(module, kind) for kind in ("", "Linear"))
+    order = (likely or quantization.schemes[0]).formats
     candidates = sorted(candidates, key=lambda found: order.index(found[0]))
     for form, parts in candidates:
         stored = {
@@ -107,17 +117,35 @@ def _resolved(
             for role, name in parts.items()
         }
         schemes = [scheme for scheme in quantization.schemes if form in scheme.formats]
-        for scheme in sorted(schemes, key=lambda scheme: scheme is not named):
+        if named is not None:  # the config may have names that are not the checkpoint's
+            schemes = [scheme for scheme in schemes if scheme.targets == named.targets]
+        for scheme in sorted(schemes, key=lambda scheme: scheme is not likely):
             try:
+                _check(key, form, parts, entries, scheme)
                 state = lambda: read(entries[parts[STATE]])  # noqa: E731, B023
                 return resolve(key, form, scheme.parameters, stored, state), parts
-            except (Mismatch, ValueError, KeyError, TypeError, AttributeError) as error:
+            except UNFIT as error:
                 first = first or f"{form.name}: {error}"
     codes = next(iter(candidates[0][1].values()))
     raise CheckpointError(
         f"{entries[codes].file}: {key} is not stored as the config says of {first}. Use the config "
         "that belongs to this checkpoint"
     )
+
+
+def _check(
+    key: str, form: Format, parts: Mapping[str, str], entries: Mapping[str, Entry], scheme: Scheme
+) -> None:
+    """Check that what the config asks for is there, and that no tensor has a senseless dtype."""
+    for part in form.parts:
+        if part.role not in parts:
+            if part.role in scheme.needs:
+                raise Mismatch(f"{_named(key, part.keys[0])} is missing")
+            continue
+        dtype = dtype_name(entries[parts[part.role]].dtype)
+        exponents = dtype == "uint8" and part.dtypes == EXPONENTS and not scheme.exponents
+        if part.dtypes and dtype not in part.dtypes or exponents:
+            raise Mismatch(f"{parts[part.role]} is {dtype}")
 
 
 def _weight_of(stored: str, form: Format) -> str | None:

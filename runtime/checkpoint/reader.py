@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from math import prod
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from shardwright.runtime.checkpoint.memory import release_freed
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece, StoredTensor
-from shardwright.runtime.quantized.layout import QuantizedWeight, computed, wanted
+from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight, computed, wanted
 
 
 class Reader:
@@ -122,10 +122,13 @@ class Reader:
             CheckpointError: a file cannot be read.
         """
         made = self._expression(source)
-        quantized = [self._quantized[key] for key in stored(made) if key in self._quantized]
-        if not quantized:
+        sources = [*stored(made)]
+        if not any(key in self._quantized for key in sources):
             return None
-        index = tuple(torch.cat([torch.arange(a, b) for a, b in dim]) for dim in ranges)
+        index = tuple(
+            torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in dim)]) for dim in ranges
+        )
+        shape = [len(i) for i in index]
         pieces: list[Piece] = []
 
         def read(key: str, at: Index) -> Tensor:
@@ -135,10 +138,18 @@ class Reader:
             pieces.append(Piece.of(key, weight, at, held))
             return torch.empty([len(i) for i in at], device="meta")
 
-        part(made, index, read)
-        keys = [key for weight in quantized for key in weight.stored_keys()]
-        held = Held(partial(part, made), index, pieces, dict(map(self._full, keys)))
-        return KeptWeight(held, [len(i) for i in index], dtype)
+        make = partial(part, made)
+        if 0 in shape:  # of fewer experts than ranks, say
+            make = _as_read
+            pieces.append(Piece.of("", None, index, {"": torch.empty(shape, dtype=dtype)}))
+        else:
+            make(index, read)
+        keys = (
+            self._quantized[key].stored_keys() if key in self._quantized else [key]
+            for key in sources
+        )
+        every = dict(map(self._full, chain.from_iterable(keys)))
+        return KeptWeight(Held(make, index, pieces, every), shape, dtype)
 
     def _full(self, key: str) -> tuple[str, StoredTensor]:
         entry = self._stored[key]
@@ -148,7 +159,10 @@ class Reader:
         )
 
     def _parts(self, weight: QuantizedWeight, index: Index) -> dict[str, Tensor]:
-        return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+        try:
+            return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+        except Mismatch as error:
+            raise CheckpointError(f"{error}: fetch the checkpoint again") from None
 
     def _part(self, key: str, index: Index) -> Tensor:
         """Return the tensor `key` at `index`: stored, or computed from what is stored of it."""
@@ -171,6 +185,10 @@ class Reader:
             out = out.index_select(d, index[d])
         self.read += out.nbytes
         return out
+
+
+def _as_read(index: Index, read: Callable[[str, Index], Tensor]) -> Tensor:
+    return read("", index)
 
 
 def _together(tensor: Tensor) -> Tensor:

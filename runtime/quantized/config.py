@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from shardwright.errors import CheckpointError
@@ -22,11 +23,15 @@ class Scheme:
         formats: what their weights may be stored as; the first one unless tensors say otherwise.
         parameters: for the formats.
         targets: names of modules, of classes, or "re:" and a pattern of names.
+        needs: roles of tensors that must be stored, though their format can do without.
+        exponents: bytes may stand for scales.
     """
 
     formats: tuple[Format, ...]
     parameters: Fields = field(default_factory=dict)
     targets: tuple[str, ...] = ("Linear",)
+    needs: tuple[str, ...] = ()
+    exponents: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,16 @@ class Quantization:
     fields: Fields = field(default_factory=dict)
 
     def scheme(self, name: str, kind: str) -> Scheme | None:
-        """Return the scheme of the module `name` of class `kind`; None if it is not quantized."""
+        """Return the scheme of the module `name` of class `kind`; None if it is not quantized.
+
+        A target that is the name comes before a pattern, and that before a class.
+        """
         if any(_matches(target, name, kind) or _is_part(target, name) for target in self.left_out):
             return None
-        for scheme in self.schemes:
-            if any(_matches(target, name, kind) for target in scheme.targets):
-                return scheme
-        return None
+        found = (s for s in self.schemes if name in s.targets)
+        by_pattern = (s for s in self.schemes if any(_is_pattern_of(t, name) for t in s.targets))
+        of_class = (s for s in self.schemes if kind in s.targets)
+        return next(chain(found, by_pattern, of_class), None)
 
 
 def read_quantization(config: Any) -> Quantization | None:
@@ -74,7 +82,10 @@ def read_quantization(config: Any) -> Quantization | None:
         )
     try:
         schemes, left_out = READERS.get(method, _plain)(fields, known), tuple(_left_out(fields))
-    except (TypeError, AttributeError, ValueError, KeyError) as error:
+        for target in (*left_out, *(target for scheme in schemes for target in scheme.targets)):
+            if target.startswith(PATTERN):
+                re.compile(target.removeprefix(PATTERN))
+    except (TypeError, AttributeError, ValueError, KeyError, re.error) as error:
         raise CheckpointError(
             f"the quantization_config cannot be read ({error}): fetch config.json again"
         ) from None
@@ -113,12 +124,20 @@ def _implied(fields: Fields) -> str:
     return "bitsandbytes" if fields.get("load_in_4bit") or fields.get("load_in_8bit") else ""
 
 
+PATTERN = "re:"
+"""How a target begins that is a pattern of names."""
+
+NOT = "-:"
+"""How a pattern of names begins, in GPTQ's config, whose modules are not quantized."""
+
 LEFT_OUT = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "ignored_layers")
 """Keys of lists of modules that are not quantized."""
 
 
 def _left_out(fields: Fields) -> Iterable[str]:
     listed = [name for key in LEFT_OUT for name in _list(fields, key)]
+    dynamic = (name for name in fields.get("dynamic") or () if name.startswith(NOT))
+    listed += [PATTERN + name.removeprefix(NOT) for name in dynamic]
     return map(str, listed or () if fields.get("lm_head") else [*listed, "lm_head"])
 
 
@@ -139,16 +158,25 @@ def _told_by_shapes(fields: Fields, known: list[Format]) -> list[Scheme]:
     return [Scheme(tuple(known))]
 
 
+def _by_types(fields: Fields, known: list[Format]) -> list[Scheme]:
+    """The class that torchao has for integers of any width always stores zero points."""
+    kind = ((fields.get("quant_type") or {}).get("default") or {}).get("_type")
+    return [Scheme(tuple(known), needs=("zero",) if "Intx" in str(kind) else ())]
+
+
 def _blocks(fields: Fields, known: list[Format]) -> list[Scheme]:
     block = fields.get("weight_block_size")
+    exponents = fields.get("scale_fmt") == "ue8m0"
     if block is None:  # the size of blocks cannot be told from the number of their scales
-        return [Scheme(tuple(known), {"rows": rows, "cols": None}) for rows in (None, 1)]
+        sizes = [{"rows": rows, "cols": None} for rows in (None, 1)]
+        return [Scheme(tuple(known), size, exponents=exponents) for size in sizes]
     if not isinstance(block, list | tuple) or len(block) != 2:
         raise CheckpointError(
             f"the quantization_config gives weight_block_size as {block!r:.40}, which is not a "
             "pair of numbers: fetch config.json again"
         )
-    return [Scheme(tuple(known), {"rows": block[0], "cols": block[1]})]
+    size = {"rows": block[0], "cols": block[1]}
+    return [Scheme(tuple(known), size, exponents=exponents)]
 
 
 def _grouped(fields: Fields, known: list[Format]) -> list[Scheme]:
@@ -160,14 +188,17 @@ def _grouped(fields: Fields, known: list[Format]) -> list[Scheme]:
             f"({', '.join(LESS)}): use the checkpoint that it was made from"
         )
     out = []
-    # Modules with their own numbers; what begins with "-:" is not quantized.
+    # Modules with their own numbers.
     for pattern, own in [*(fields.get("dynamic") or {}).items(), (None, {})]:
         told = {"bits": 4, "group_size": 128, **fields, **(own or {})}
         size = None if told["group_size"] == -1 else told["group_size"]
         parameters = {"bits": told["bits"], "cols": size, "less": LESS[layout]}
         target = "Linear" if pattern is None else "re:" + pattern.removeprefix("+:")
-        if pattern is None or not pattern.startswith("-:"):
-            out.append(Scheme(tuple(known), parameters, (target,)))
+        needs = ("groups",) if told.get("desc_act") and size is not None else ()
+        if told.get("zero_point", True):
+            needs += ("zero",)
+        if pattern is None or not pattern.startswith(NOT):
+            out.append(Scheme(tuple(known), parameters, (target,), needs))
     return out
 
 
@@ -185,11 +216,16 @@ STRATEGIES: Mapping[str, Callable[[Fields], Fields]] = {
     "channel": lambda weights: {"rows": 1, "cols": None},
     "group": lambda weights: {"rows": 1, "cols": weights.get("group_size")},
     "tensor_group": lambda weights: {"rows": 1, "cols": weights.get("group_size")},
-    "block": lambda weights: dict(
-        zip(("rows", "cols"), weights.get("block_structure") or (), strict=True)
-    ),
+    "block": lambda weights: dict(zip(("rows", "cols"), _structure(weights), strict=True)),
 }
 """What one scale stands for: strategy -> rows and columns; None stands for all."""
+
+
+def _structure(weights: Fields) -> Sequence[Any]:
+    """Return rows and columns of a block, which older configs have as "128x128"."""
+    found = weights.get("block_structure") or ()
+    return [*map(int, found.split("x"))] if isinstance(found, str) else found
+
 
 PACKED = {
     "pack-quantized": "compressed-tensors, packed",
@@ -209,18 +245,24 @@ def _by_groups(fields: Fields, known: list[Format]) -> list[Scheme]:
     out = []
     for group in (fields.get("config_groups") or {}).values():
         weights = group.get("weights") or {}
-        strategy = str(
-            weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
-        )
+        size = weights.get("group_size")
+        implied = "channel" if size == -1 else "group" if size else "tensor"
+        strategy = str(weights.get("strategy") or implied).lower()
         if strategy not in STRATEGIES:
             raise CheckpointError(
                 f"the quantization_config has the strategy '{strategy:.40}', which is not known "
                 f"here ({', '.join(STRATEGIES)}): use the checkpoint that it was made from"
             )
-        name = PACKED.get(str(group.get("format") or fields.get("format")), "compressed-tensors")
+        layout = str(group.get("format") or fields.get("format"))
+        name = PACKED.get(layout, "compressed-tensors")
+        exponents = layout.startswith("mx") or "uint8" in str(weights.get("scale_dtype"))
         first = sorted(known, key=lambda form: form.name != name)
         parameters = {"bits": weights.get("num_bits", 8), **STRATEGIES[strategy](weights)}
-        out.append(Scheme(tuple(first), parameters, tuple(map(str, _list(group, "targets")))))
+        targets = tuple(map(str, _list(group, "targets")))
+        needs = () if weights.get("symmetric", True) else ("zero",)
+        if weights.get("actorder") in (True, "group", "dynamic"):
+            needs += ("groups",)
+        out.append(Scheme(tuple(first), parameters, targets, needs, exponents))
     return out
 
 
@@ -232,15 +274,18 @@ READERS: Mapping[str, Callable[[Fields, list[Format]], list[Scheme]]] = {
     "compressed-tensors": _by_groups,
     "fbgemm_fp8": _told_by_shapes,
     "mxfp4": _told_by_shapes,
-    "torchao": _told_by_shapes,
+    "torchao": _by_types,
 }
 """`quant_method` -> how its config is read."""
 
 
 def _matches(target: str, name: str, kind: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), name) is not None
-    return target in (name, kind)
+    return target in (name, kind) or _is_pattern_of(target, name)
+
+
+def _is_pattern_of(target: str, name: str) -> bool:
+    pattern = target.removeprefix(PATTERN)
+    return target.startswith(PATTERN) and re.match(pattern, name) is not None
 
 
 def _is_part(target: str, name: str) -> bool:

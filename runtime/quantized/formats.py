@@ -14,9 +14,10 @@ Dims before those listed, such as experts, are the weight's own. A dim is writte
     in:bits+     the same, stored as two dims
     in>where     the element that the tensor `where` names for each column
     flat/64      rows and columns as one dim, row by row
-    *            read in full
+    *            read in full; `*16` if it has 16 elements
 
-A `?` behind the bits marks a tensor that may be missing. A parameter that is None stands for
+A letter behind the bits says what the elements are (KINDS), and a `?` marks a tensor that may be
+missing. A parameter that is None stands for
 the length of the dim. Parameters that neither config nor `state` gives are found from the shapes.
 
 Packages add formats by an entry point in the group `shardwright.quantization`, which leads to a
@@ -77,23 +78,46 @@ class Dim:
         )
 
 
+F8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+FLOATS = "float64 float32 bfloat16 float16"
+INTEGERS = "int64 int32 int16 int8 uint8"
+KINDS = {
+    "f": FLOATS,
+    "s": f"{FLOATS} {F8} float8_e8m0fnu",
+    "e": f"{FLOATS} {F8} float8_e8m0fnu uint8",
+    "i": INTEGERS,
+    "n": f"{FLOATS} {F8} int64 int32 int16 int8",
+}
+"""Letter -> what elements may be stored as: floats; also of 8 bits; also their exponents; integers;
+any number that has a sign."""
+
+EXPONENTS = tuple(KINDS["e"].split())
+
+
 @dataclass(frozen=True)
 class Part:
-    """One stored tensor of a weight; `keys` are the names that it may have."""
+    """One stored tensor of a weight; `keys` are the names that it may have.
+
+    `dtypes` are what its elements may be stored as; any if there are none.
+    """
 
     role: str
     width: int
     keys: tuple[str, ...]
     dims: tuple[Dim, ...]
     optional: bool
+    dtypes: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, line: str) -> Part:
         """Read a line of the table."""
         what, key, *dims = line.split()
         role, _, width = what.rstrip("?").partition(":")
+        kind = width.lstrip("0123456789")
+        width, dtypes = width.removesuffix(kind), tuple(KINDS.get(kind, "").split())
         read = tuple(map(Dim.read, dims))
-        return cls(role, int(width or 0), tuple(key.split("|")), read, what.endswith("?"))
+        keys = tuple(key.split("|"))
+        return cls(role, int(width or 0), keys, read, what.endswith("?"), dtypes)
 
 
 @dataclass(frozen=True)
@@ -130,9 +154,8 @@ class Format:
 
 SCALED = """
     codes:8     {}                   out in
-    scale:32    {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
+    scale:32e   {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
 """
-F8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
 ACTIVATIONS = "input_scale input_zero_point input_global_scale activation_scale"
 
 FORMATS: tuple[Format, ...] = (
@@ -142,7 +165,7 @@ FORMATS: tuple[Format, ...] = (
         "fp8",
         """
             codes:8     {}                   out in:4
-            scale:32    {}_scale_inv|scale   out/1 in/32
+            scale:32e   {}_scale_inv|scale   out/1 in/32
         """,
         values.float4,
         "int8",
@@ -152,7 +175,7 @@ FORMATS: tuple[Format, ...] = (
         "fbgemm_fp8",
         """
             codes:8     {}                   out in
-            scale:32    {}_scale             out/1 in/cols
+            scale:32s   {}_scale             out/1 in/cols
         """,
         values.scaled,
         F8,
@@ -164,7 +187,7 @@ FORMATS: tuple[Format, ...] = (
         "mxfp4",
         """
             codes:8     {}_blocks            out in:4+
-            scale:8     {}_scales            out in/32
+            scale:8e    {}_scales            out in/32
         """,
         values.float4,
         "uint8",
@@ -175,8 +198,8 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         """
             codes:8     {}                   out in
-            scale:32    {}_scale             out/rows in/cols
-            zero:8?     {}_zero_point        out/rows in/cols
+            scale:32e   {}_scale             out/rows in/cols
+            zero:8n?    {}_zero_point        out/rows in/cols
         """,
         values.scaled,
         f"{F8} int8",
@@ -187,9 +210,9 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         """
             codes:32    {}_packed            out in:bits
-            scale:16    {}_scale             out/rows in>groups
-            zero:32?    {}_zero_point        out:bits in>groups
-            groups:32?  {}_g_idx             in
+            scale:16f   {}_scale             out/rows in>groups
+            zero:32i?   {}_zero_point        out:bits in>groups
+            groups:32i? {}_g_idx             in
             state       {}_shape             *
         """,
         values.packed,
@@ -202,8 +225,8 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         """
             codes:32    {}_packed            out in:bits
-            scale:16    {}_scale             out/rows in/cols
-            zero:8      {}_zero_point        out/rows in/cols
+            scale:16f   {}_scale             out/rows in/cols
+            zero:8n     {}_zero_point        out/rows in/cols
             state       {}_shape             *
         """,
         values.packed_signed,
@@ -216,8 +239,8 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         """
             codes:8     {}_packed            out in:4
-            scale:8     {}_scale             out in/16
-            whole:32    {}_global_scale      *
+            scale:8s    {}_scale             out in/16
+            whole:32f   {}_global_scale      *1
         """,
         values.nvfloat4,
         "uint8",
@@ -228,7 +251,7 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         """
             codes:8     {}_packed            out in:4
-            scale:8     {}_scale             out in/32
+            scale:8e    {}_scale             out in/32
         """,
         values.float4,
         "uint8",
@@ -239,7 +262,7 @@ FORMATS: tuple[Format, ...] = (
         "compressed-tensors",
         """
             codes:8     {}_packed            out in:6
-            scale:8     {}_scale             out in/32
+            scale:8e    {}_scale             out in/32
         """,
         values.float6,
         "uint8",
@@ -250,9 +273,9 @@ FORMATS: tuple[Format, ...] = (
         "gptq",
         """
             codes:32    q{}                  in:bits out
-            zero:32     qzeros               in>groups out:bits-less
-            scale:16    scales               in>groups out
-            groups:32?  g_idx                in
+            zero:32i    qzeros               in>groups out:bits-less
+            scale:16f   scales               in>groups out
+            groups:32i? g_idx                in
         """,
         values.packed,
         "int32",
@@ -262,8 +285,8 @@ FORMATS: tuple[Format, ...] = (
         "awq",
         """
             codes:32    q{}                  in out:bits@awq
-            zero:32?    qzeros               in>groups out:bits@awq
-            scale:16    scales               in>groups out
+            zero:32i?   qzeros               in>groups out:bits@awq
+            scale:16f   scales               in>groups out
         """,
         values.packed,
         "int32",
@@ -273,10 +296,8 @@ FORMATS: tuple[Format, ...] = (
         "bitsandbytes",
         """
             codes:8     {}                   flat:4@high
-            absmax:32   {}.absmax            flat/block
-            levels:32   {}.quant_map         *
-            outer:32?   {}.nested_absmax     flat/outer
-            ladder:32?  {}.nested_quant_map  *
+            absmax:32f  {}.absmax            flat/block
+            levels:32f  {}.quant_map         *16
             state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
         """,
         values.levels,
@@ -284,11 +305,26 @@ FORMATS: tuple[Format, ...] = (
         state=values.flat_state,
     ),
     Format(
+        "bitsandbytes, nested scales, 4bit",
+        "bitsandbytes",
+        """
+            codes:8     {}                   flat:4@high
+            absmax:8i   {}.absmax            flat/block
+            levels:32f  {}.quant_map         *16
+            outer:32f   {}.nested_absmax     flat/outer
+            ladder:32f  {}.nested_quant_map  *256
+            state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
+        """,
+        values.levels,
+        "uint8",
+        state=values.nested_state,
+    ),
+    Format(
         "bitsandbytes int8",
         "bitsandbytes",
         """
             codes:8     {}                   out in
-            scale:32    SCB                  out
+            scale:32f   SCB                  out
         """,
         values.int8,
         "int8",
@@ -299,9 +335,9 @@ FORMATS: tuple[Format, ...] = (
         "torchao",
         """
             codes:8     _{}_qdata            out in
-            scale:32    _{}_scale            out/rows in/cols
-            zero:8?     _{}_zero_point       out/rows in/cols
-            inputs:32?  _{}_act_pre_scale    in/inputs
+            scale:32s   _{}_scale            out/rows in/cols
+            zero:8n?    _{}_zero_point       out/rows in/cols
+            inputs:32f? _{}_act_pre_scale    in/inputs
         """,
         values.scaled,
         f"{F8} int8",

@@ -132,7 +132,11 @@ def _resolve_part(
 ) -> StoredPart:
     """Compare one stored tensor with its line in the table; missing parameters go to `found`."""
     key, shape, width = stored
-    if any(dim.axis == FULL for dim in part.dims):
+    if part.dims[0].axis.startswith(FULL):
+        count = part.dims[0].axis.removeprefix(FULL)
+        if count and prod(shape) != int(count):
+            raise Mismatch(f"{key} has {prod(shape)} elements, not {count}")
+        shape = (int(count),) if count else shape
         return StoredPart(key, shape, tuple(Along(FULL, n) for n in shape))
     ahead, sizes = _split(part, shape)
     if prod(shape) == 1:  # one scale for all, which may be stored with fewer dims
@@ -161,15 +165,16 @@ def _along(dim: Dim, size: int, width: int, found: dict[str, Any], others: Store
         bits = _number(dim.bits, found)
         if not 0 < bits <= width:
             raise Mismatch(f"elements of {bits} bits are not packed in {width}")
+        if dim.order != "low" and len(ORDERS[dim.order]) * bits != width:
+            raise Mismatch(f"elements of {bits} bits are not packed in this order")
         less, size = int(found.get(dim.less or "") or 0), -(-length * bits // width)
         out = Along(dim.axis, size, width // bits, bits, ORDERS[dim.order], width, less)
         if out.straddles and (less or dim.order != "low" or dim.axis == FLAT):
             raise Mismatch(f"elements of {bits} bits that are packed in {width} are not supported")
         return out
     if dim.through:
-        if dim.through in others:
-            return Along(dim.axis, size, 1, through=dim.through)
-        dim = Dim(dim.axis, "cols")
+        along = _along(Dim(dim.axis, "cols"), size, width, found, others)
+        return replace(along, per=1, through=dim.through) if dim.through in others else along
     if dim.per is None:
         return Along(dim.axis, length)
     if not dim.per.isdigit() and dim.per not in found:
@@ -186,7 +191,10 @@ def _evenly(length: int, size: int, dim: Dim) -> int:
 
 def _number(text: str, found: Mapping[str, Any]) -> int:
     """Return the number that the table names; 0 stands for the full length of the dim."""
-    return int(text) if text.isdigit() else int(found.get(text) or 0)
+    number = int(text) if text.isdigit() else found.get(text)
+    if number is not None and (type(number) is not int or number < 1):
+        raise Mismatch(f"{text} is {number!r:.40}, not a number above 0")
+    return number or 0
 
 
 def _split(part: Part, shape: Shape) -> tuple[Shape, Shape]:
@@ -216,7 +224,7 @@ def stored_bits(form: Format, given: Mapping[str, Any], shape: Shape) -> Fractio
     found |= dict(zip(form.axes, shape[-2:], strict=True))
     total = 0
     for part in form.parts:
-        if part.optional or any(dim.axis == FULL for dim in part.dims):
+        if part.optional or part.dims[0].axis.startswith(FULL):
             continue
         along = [_along(dim, 1, part.width, found, {}) for dim in part.dims]
         total += part.width * prod(dim.size for dim in along)
@@ -306,6 +314,9 @@ def _places(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> l
             where = at[dim.axis]
         if dim.through is not None:
             where = parts[dim.through].to(where.device, torch.int64)
+            if len(where) and not 0 <= int(where.min()) <= int(where.max()) < dim.size:
+                key = weight.parts[dim.through].key
+                raise Mismatch(f"{key} names groups that {weight.parts[role].key} does not have")
         out.append(_place(dim, where))
     return out
 

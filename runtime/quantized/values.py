@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import torch
@@ -97,15 +98,30 @@ def shape_of(stored: bytes) -> dict[str, Any]:
 
 
 def flat_state(stored: bytes) -> dict[str, Any]:
-    """Read what bitsandbytes stores of a weight as JSON."""
+    """Read what bitsandbytes stores as JSON of a weight whose scales are not nested.
+
+    Raises:
+        ValueError: it says something else.
+    """
     found = json.loads(stored)
-    rows, columns = found["shape"]
-    out = {"out": rows, "in": columns, "block": found["blocksize"], "offset": 0.0}
-    out["dtype"] = getattr(torch, found["dtype"])
     if "nested_blocksize" in found:
-        out["outer"] = found["blocksize"] * found["nested_blocksize"]
-        out["offset"] = found["nested_offset"]
-    return out
+        raise ValueError("its scales are said to be nested, and are not stored so")
+    return _flat(found)
+
+
+def nested_state(stored: bytes) -> dict[str, Any]:
+    """Read the same of a weight whose scales are nested."""
+    found = json.loads(stored)
+    outer = found["blocksize"] * index(found["nested_blocksize"])
+    return {**_flat(found), "outer": outer, "offset": float(found["nested_offset"])}
+
+
+def _flat(found: Any) -> dict[str, Any]:
+    rows, columns = map(index, found["shape"])
+    dtype = getattr(torch, found["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"'{found['dtype']:.40}' is not a dtype")
+    return {"out": rows, "in": columns, "block": index(found["blocksize"]), "dtype": dtype}
 
 
 def _scale(stored: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ def int8_zero(o: int, i: int) -> Made:
     codes, scale = torch.randint(-128, 128, (o, i), dtype=torch.int8), scales(o, 1)
     zero = torch.randint(-8, 8, (o, 1), dtype=torch.int8)
     stored = {"weight": codes, "weight_scale": scale, "weight_zero_point": zero}
-    return Made(stored, compressed("int-quantized", 8, "channel"), (codes.float() - zero) * scale)
+    config = compressed("int-quantized", 8, "channel", symmetric=False)
+    return Made(stored, config, (codes.float() - zero) * scale)
 
 
 def packed(o: int, i: int, bits: int = 4, group: int | None = 8, zeros: bool = False) -> Made:
@@ -91,7 +92,7 @@ def packed(o: int, i: int, bits: int = 4, group: int | None = 8, zeros: bool = F
         zero = torch.randint(0, 1 << bits, scale.shape)
         stored["weight_zero_point"] = pack(zero, bits, 0)
     strategy = "group" if group else "channel"
-    config = compressed("pack-quantized", bits, strategy, group)
+    config = compressed("pack-quantized", bits, strategy, group, symmetric=not zeros)
     less = (codes - spread(zero, (1, columns), (o, i))).float()
     return Made(stored, config, less * spread(scale, (1, columns), (o, i)))
 

@@ -21,7 +21,7 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.config import read_quantization
 from shardwright.runtime.quantized.formats import FORMATS
 from shardwright.runtime.quantized.kept import KeptWeight
-from tests.checkpoint.quantized_make import MAKERS, Made, fp8, gptq, packed
+from tests.checkpoint.quantized_make import MAKERS, Made, awq, compressed, fp8, gptq, nf4, packed
 
 NAME = "layer.weight"
 
@@ -130,6 +130,17 @@ def edited(made: Made, **stored: Any) -> Made:
     return made._replace(stored={n: t for n, t in tensors.items() if t is not None})
 
 
+def grouped(**columns: int) -> Any:
+    """Return a config in which each target has groups of so many columns."""
+    config = compressed("pack-quantized", 4, "group")
+    weights = config["config_groups"]["group_0"]["weights"]
+    groups = {
+        name: {"targets": [name], "weights": {**weights, "group_size": size}}
+        for name, size in columns.items()
+    }
+    return {**config, "config_groups": groups}
+
+
 BROKEN: dict[str, tuple[Made, str]] = {
     "no scales": (edited(fp8(16, 16), weight_scale_inv=None), "has no scales"),
     "scales of another shape": (
@@ -171,6 +182,50 @@ BROKEN: dict[str, tuple[Made, str]] = {
         edited(gptq(16, 16), qzeros=torch.ones(1, 1, dtype=torch.int32)),
         r"qzeros has shape \[1, 1\]",
     ),
+    "zero points that are missing": (
+        edited(packed(16, 16, zeros=True), weight_zero_point=None),
+        "weight_zero_point is missing",
+    ),
+    "an order of activations that is missing": (
+        edited(gptq(16, 16, ordered=True), g_idx=None),
+        "g_idx is missing",
+    ),
+    "scales that are integers": (
+        edited(fp8(16, 16), weight_scale_inv=torch.ones(2, 2, dtype=torch.int32)),
+        "weight_scale_inv is int32",
+    ),
+    "bytes for scales": (
+        edited(fp8(16, 16), weight_scale_inv=torch.ones(2, 2, dtype=torch.uint8)),
+        "weight_scale_inv is uint8",
+    ),
+    "too few groups": (
+        edited(gptq(16, 16), scales=torch.ones(1, 16).half()),
+        r"scales has shape \[1, 16\]",
+    ),
+    "too few levels": (
+        edited(nf4(16, 16), **{"weight.quant_map": torch.ones(15)}),
+        "quant_map has 15 elements, not 16",
+    ),
+    "scales of scales that are missing": (
+        edited(nf4(16, 16, 8, nested=True), **{"weight.nested_absmax": None}),
+        "absmax is uint8",
+    ),
+    "an order that is of other bits": (
+        awq(16, 16)._replace(config={**awq(8, 8).config, "bits": 8}),
+        "not packed in this order",
+    ),
+    "a weight that is stored twice": (
+        edited(packed(16, 16), weight=torch.ones(16, 16)),
+        "layer.weight is stored twice",
+    ),
+    "a pattern that is none": (
+        fp8(8, 8)._replace(config={**fp8(8, 8).config, "modules_to_not_convert": ["re:("]}),
+        "cannot be read",
+    ),
+    "another group of the config": (
+        packed(16, 16)._replace(config=grouped(Linear=8, layer=4)),
+        "not stored as the config says",
+    ),
     "a shape that is none": (
         edited(packed(16, 16), weight_shape=torch.tensor([1])),
         "not stored as the config says",
@@ -185,3 +240,40 @@ def test_what_does_not_belong_together_is_refused(case: str, tmp_path: Path) -> 
         opened(made, tmp_path)
     assert "\n" not in str(caught.value)
     assert json.dumps(made.config)
+
+
+def test_a_target_that_is_a_name_comes_before_a_class(tmp_path: Path) -> None:
+    """Groups of 9 or of 10 columns fit the shapes of 36 as well."""
+    made = packed(16, 36, 4, 10)._replace(config=grouped(Linear=9, layer=10))
+    got, _ = part(opened(made, tmp_path), [[(0, 16)], [(0, 36)]])
+    torch.testing.assert_close(got, made.weight, rtol=1e-6, atol=0)
+
+
+def test_older_names_of_sizes_are_read() -> None:
+    sizes = []
+    older: list[dict[str, Any]] = [
+        {"strategy": "block", "block_structure": "8x4"},
+        {"group_size": -1},
+    ]
+    for told in older:
+        config = compressed("float-quantized", 8, told.pop("strategy", None), **told)
+        quantization = read_quantization(SimpleNamespace(quantization_config=config))
+        assert quantization is not None
+        sizes.append([quantization.schemes[0].parameters[key] for key in ("rows", "cols")])
+    assert sizes == [[8, 4], [1, None]]
+
+
+def test_groups_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    made = gptq(16, 24)
+    checkpoint = opened(edited(made, g_idx=made.stored["g_idx"] + 1), tmp_path)
+    with pytest.raises(CheckpointError, match="names groups that layer.qzeros does not have"):
+        part(checkpoint, [[(0, 16)], [(0, 24)]])
+
+
+def test_a_rank_that_holds_nothing_of_a_weight_knows_what_is_stored(tmp_path: Path) -> None:
+    """With fewer experts than ranks, say: all ranks save the same tensors."""
+    checkpoint = opened(gptq(16, 24), tmp_path)
+    kept = Reader(checkpoint).kept(Source(NAME), [[], [(0, 24)]], torch.float32)
+    assert kept is not None and kept.held_bytes == 0
+    assert {*kept.held.stored} == {*checkpoint.stored}
+    assert (torch.ones(2, 24) @ kept.t()).shape == (2, 0)

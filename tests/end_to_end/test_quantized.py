@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -22,6 +22,7 @@ from transformers import (
 
 import shardwright
 from benchmarks.quantize import DENSE, quantize
+from shardwright.errors import CheckpointError
 from shardwright.planner.contract.mesh import replicas
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report.quantized_cuts import stored_in_words
@@ -253,6 +254,27 @@ def test_saved_as_stored(saved: Any, how: str, tmp_path_factory: pytest.TempPath
     assert torch.equal(first, again)
 
 
+def test_an_expert_that_is_not_quantized_is_saved_as_it_is(
+    saved: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory, whole = saved("mixture", "int4")
+    file = "model.safetensors"
+    tensors, dense = load_file(directory / file), load_file(directory / DENSE / file)
+    (name,) = (key for key in dense if "layers.0" in key and "experts.3.w1" in key)
+    mixed = {key: t for key, t in tensors.items() if not key.startswith(name)}
+    save_file({**mixed, name: dense[name]}, directory / file, metadata={"format": "pt"})
+    plan, out = planning.plan(directory, tp=3), tmp_path_factory.mktemp("out")
+
+    def run(mesh: Mesh) -> torch.Tensor:
+        model = split(directory, plan, mesh)
+        shardwright.save(model, out)
+        return model(IDS).logits
+
+    close(run_ranks(3, run)[0], whole(IDS).logits)
+    assert torch.equal(load_file(out / file)[name], dense[name])
+    assert_stored_alike(directory, out)
+
+
 def test_explain_says_where_cuts_fall(saved: Any) -> None:
     """The 72 rows of a projection in blocks of 8 on 3 ranks: 24 each; on 4: 18, 36 and 54."""
     directory, _ = saved("dense", "fp8")
@@ -275,3 +297,12 @@ def test_planned_by_stored_bytes(saved: Any) -> None:
     stored = sum(file.stat().st_size for file in files)
     assert kept.predicted.unsharded_bytes == pytest.approx(stored, rel=0.5)
     assert (directory / DENSE).is_dir()
+
+
+def test_a_format_that_cannot_be_is_refused_by_plan(saved: Any) -> None:
+    directory, _ = saved("dense", "int4")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 3}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"cannot be stored .* of GPTQ: elements of 3 bits"):
+        planning.plan(directory, tp=2)

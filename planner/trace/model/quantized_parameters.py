@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from torch import nn
 
+from shardwright.errors import CheckpointError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.views import is_view
 from shardwright.runtime.quantized.config import Quantization
-from shardwright.runtime.quantized.layout import block, stored_bits
+from shardwright.runtime.quantized.layout import Mismatch, block, stored_bits
 
 LINEAR = "Linear"
 """The class by which configs name modules that multiply by one matrix."""
@@ -37,6 +38,9 @@ def quantized_parameters(
 
     These are the matrices of linear layers, and stacks of matrices, such as those of experts, which
     checkpoints hold as linear layers.
+
+    Raises:
+        CheckpointError: no weight can be stored so.
     """
     out: dict[str, Packing] = {}
     if quantization is None:
@@ -52,7 +56,13 @@ def quantized_parameters(
             if scheme is not None:
                 full = f"{path}.{name}" if path else name
                 form, given = scheme.formats[0], scheme.parameters
-                out[full] = Packing(stored_bits(form, given, shape), block(form, given))
+                try:
+                    out[full] = Packing(stored_bits(form, given, shape), block(form, given))
+                except Mismatch as error:
+                    raise CheckpointError(
+                        f"{full} cannot be stored as the quantization_config says of {form.name}: "
+                        f"{error}. Use the checkpoint that it was made from"
+                    ) from None
     return out
 
 
