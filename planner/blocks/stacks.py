@@ -37,13 +37,13 @@ class Stack:
     """A `ModuleList` of which only the blocks `picks` are traced, in that order.
 
     `kinds` has the kind of every block of the full stack. `counters` are the attributes that number
-    the blocks: (module within the block, name).
+    the blocks or their parts: (module within the block, name, parts of a block).
     """
 
     path: str
     kinds: tuple[int, ...]
     picks: tuple[int, ...]
-    counters: frozenset[tuple[str, str]] = frozenset()
+    counters: frozenset[tuple[str, str, int]] = frozenset()
 
     @cached_property
     def traced(self) -> tuple[int, ...]:
@@ -156,11 +156,11 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
             # Blocks keep their names, but `layers[1]` must return the second block present.
             module.__dict__["_get_abs_string_index"] = lambda i, n=stack.picks: str(n[i])
             for place, i in enumerate(stack.picks):
-                for path, key in stack.counters:
+                for path, key, parts in stack.counters:
                     block: Any = blocks[str(i)]
                     variables = vars(block.get_submodule(path))
                     undo.append((variables, key, variables[key]))
-                    variables[key] += place - i
+                    variables[key] += (place - i) * parts
         for config in _configs(root):
             number = getattr(config, "attribute_map", {}).get(BLOCKS, BLOCKS)
             for key, value in list(vars(config).items()):
@@ -229,13 +229,13 @@ def _kinds(
     owners: Mapping[int, list[str]],
     label: Callable[[str], object] | None,
     configs: Sequence[Any],
-) -> tuple[tuple[int, ...], frozenset[tuple[str, str]]]:
-    """Return the kind of each block, and the attributes that number the blocks."""
+) -> tuple[tuple[int, ...], frozenset[tuple[str, str, int]]]:
+    """Return the kind of each block, and the attributes that number the blocks or their parts."""
     blocks = [_description(f"{path}.{n}", block, owners) for n, block in enumerate(stack)]
     counters = {
-        key
+        key: parts
         for key, value in blocks[0].items()
-        if type(value) is int and all(b.get(key) == value + n for n, b in enumerate(blocks))
+        if type(value) is int and (parts := _parts(key, value, blocks))
     }
     lists = [v for c in configs for v in vars(c).values() if _by_block(v, len(blocks))]
     numbers: dict[Any, int] = {}
@@ -247,7 +247,21 @@ def _kinds(
         labels = [label(f"{path}.{n}.{k}") for k, _ in stack[n].named_parameters()] if label else []
         kind = (made, *labels, *(repr(v[n]) for v in lists))
         out.append(numbers.setdefault(kind, len(numbers)))
-    return tuple(out), frozenset(counters)
+    return tuple(out), frozenset((*key, parts) for key, parts in counters.items())
+
+
+def _parts(key: tuple[str, str], first: int, blocks: Sequence[Mapping[Any, Any]]) -> int:
+    """Return how many parts of a block an attribute numbers; 0 if it numbers none.
+
+    Args:
+        key: The attribute.
+        first: Its value in the first block.
+        blocks: The attributes of all blocks.
+    """
+    second = blocks[1].get(key)
+    parts = second - first if type(second) is int else 0
+    numbered = all(b.get(key) == first + n * parts for n, b in enumerate(blocks))
+    return parts if numbered and (parts == 1 or 0 <= first < parts) else 0
 
 
 def _description(

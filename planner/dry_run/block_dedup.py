@@ -70,7 +70,7 @@ class DeduplicatedBlocks:
     def _put_numbers_in(self, root: nn.Module) -> None:
         for stack in self.stacks:
             for block in root.get_submodule(stack.path).children():
-                for path, name in stack.counters:
+                for path, name, _ in stack.counters:
                     if path and is_hollow(block):
                         continue
                     variables = vars(block.get_submodule(path))
