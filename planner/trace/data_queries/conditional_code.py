@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from shardwright.planner.trace.data_queries.model_code import (
     answer_for,
@@ -37,9 +38,6 @@ LATER = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)
 
 LENGTH = re.compile(r"\blen\([^()]*\)")
 PLAIN_TEST = re.compile(r"(not )*\d+( (==|!=|<|<=|>|>=) \d+)?")
-
-
-T = TypeVar("T", bound=ast.AST)
 
 
 class Refused(Exception):
@@ -71,14 +69,14 @@ def loop_over_rows(file: str, line: int, tensors: Collection[str]) -> Conditiona
     Raises:
         Refused: there is no such loop, or its passes pass on more than tensors.
     """
-    found = [(f, loop) for f, loop in _statements(file, ast.For) if is_at(loop.iter, line)]
+    found = [(f, loop) for f, loop in _loops_and_tests(file)[0] if is_at(loop.iter, line)]
     if len(found) != 1:
         raise Refused("the rows that data selects are not taken by one loop")
     ((function, loop),) = found
     below = loop.body[0].lineno > (loop.iter.end_lineno or 0)  # no other loop on that line
     if not (_is_rows(loop.iter) and below and not loop.orelse):
         raise Refused("a loop does more than to take the rows that data selects")
-    return _conditional(function, [loop], tensors)
+    return _conditional(function, (loop,), frozenset(tensors))
 
 
 def _is_rows(node: ast.expr) -> bool:
@@ -106,7 +104,7 @@ def skipped_code(
         tensors: The names of tensors.
         rows: The length that the test compares; the code must run for it. None for another query.
     """
-    for function, node in _statements(file, ast.If):
+    for function, node in _loops_and_tests(file)[1]:
         if is_at(node.test, line):
             with suppress(Refused):
                 return _skipped(function, node, values, tensors, rows)
@@ -114,11 +112,15 @@ def skipped_code(
     return None
 
 
-def _statements(file: str, kind: type[T]) -> Iterator[tuple[ast.FunctionDef, T]]:
-    """Yield the statements of a kind in a file, each with the function that contains it."""
-    for function in ast.walk(parsed(file)):
-        if isinstance(function, ast.FunctionDef):
-            yield from ((function, n) for n in own(function.body) if isinstance(n, kind))
+@lru_cache(maxsize=256)
+def _loops_and_tests(
+    file: str,
+) -> tuple[list[tuple[ast.FunctionDef, ast.For]], list[tuple[ast.FunctionDef, ast.If]]]:
+    """Return the loops in a file and its `if`s, each with the function that contains it."""
+    functions = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.FunctionDef)]
+    each = [(function, n) for function in functions for n in own(function.body)]
+    loops = [(function, n) for function, n in each if isinstance(n, ast.For)]
+    return loops, [(function, n) for function, n in each if isinstance(n, ast.If)]
 
 
 def _skipped(
@@ -145,7 +147,8 @@ def _skipped(
         answer = runs if _with_length(node.test, rows) is runs else None
     if answer is None:
         return None
-    return _conditional(function, body, tensors)._replace(test=node.test, answer=answer)
+    code = _conditional(function, tuple(body), frozenset(tensors))
+    return code._replace(test=node.test, answer=answer)
 
 
 def _asking_for_flag(
@@ -196,8 +199,9 @@ def _in(node: ast.AST, other: ast.AST) -> bool:
     return any(part is node for part in ast.walk(other))
 
 
+@lru_cache(maxsize=256)
 def _conditional(
-    function: ast.FunctionDef, body: Sequence[ast.stmt], tensors: Collection[str]
+    function: ast.FunctionDef, body: tuple[ast.stmt, ...], tensors: frozenset[str]
 ) -> ConditionalCode:
     """Return conditional statements of a function, with the tensor names that they pass on.
 

@@ -9,9 +9,10 @@ some of them may run alone.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -203,17 +204,19 @@ def changed(
         maker |= {id(t): i for t in tensors_in(call.result)}
     readers += [(len(calls), one(t)) for t in results]
     was = {id(one(now)): one(before) for now, before in replaced}
-    for region in regions:
+    fixed = [(one(now), one(old)) for now, old in replaced if known(now) or now in values]
+    made = sorted(((maker[id(t)], at, t) for at, t in readers if id(t) in maker), key=itemgetter(0))
+    for region in (r for r in regions if r.starts):
 
         def made_in(tensor: Tensor, region: Region = region) -> int:
             return region.pass_of(maker.get(id(tensor), -1))
 
         was_before = {**was, **{id(one(now)): one(before) for before, now in region.rebound}}
-        for now, before in replaced:
-            apart = 0 <= made_in(one(now)) != made_in(one(before))
-            if apart and (known(now) or now in values):
-                raise NeedsData("a loop over data changes a tensor whose value the trace knows")
-        read = {id(t): t for at, t in readers if 0 <= made_in(t) != region.pass_of(at)}
+        if any(0 <= made_in(now) != made_in(before) for now, before in fixed):
+            raise NeedsData("a loop over data changes a tensor whose value the trace knows")
+        first_call, stop = bisect_left(made, region.starts[0], key=itemgetter(0)), region.stop
+        own = made[first_call : bisect_left(made, stop or 0, key=itemgetter(0))]
+        read = {id(t): t for by, at, t in own if region.pass_of(by) != region.pass_of(at)}
         for tensor in read.values():
             while made_in(tensor) >= 0:
                 if (before := was_before.get(id(tensor))) is None:
