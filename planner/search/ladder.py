@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import NamedTuple
 
@@ -96,8 +96,8 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     unlimited = replace(kept.asked, memory=None)
     smallest = attempt(_for_memory(replace(kept, asked=unlimited)), kept.restrictions).outcome
     found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
-    fewest = min(_fewest(kept, each, most) for each in found)
-    for count in range(fewest, most):
+    least = min(fewest(partial(_over, kept, each), most) for each in found)
+    for count in range(least, most):
         task = kept.task.recomputing(_firsts(blocks, count))
         fewer = climb(now.restart(task), FITTING)
         if not isinstance(fewer.outcome, OverMemory):
@@ -106,21 +106,24 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     return replace(fewer, without_recompute=None)
 
 
-def _fewest(kept: SearchState, found: Solution, most: int) -> int:
-    """Return how many blocks must be computed again to fit with these placements; else `most`."""
+def _over(kept: SearchState, found: Solution, count: int) -> int:
+    """Return the bytes over the budget with these placements, if `count` blocks run again."""
     assert isinstance(kept.outcome, OverMemory) and kept.formulation is not None
-    costs, budget = kept.formulation.costs, kept.outcome.budget
+    recomputed = {"recomputed": _firsts(kept.task.recomputable, count)}
+    task = replace(kept.task, workload=kept.task.workload.model_copy(update=recomputed))
+    there = unfolded(task, found.layouts, kept.formulation.costs)
+    return there.memory.total - kept.outcome.budget
 
-    @cache
-    def over(count: int) -> int:
-        recomputed = {"recomputed": _firsts(kept.task.recomputable, count)}
-        task = replace(kept.task, workload=kept.task.workload.model_copy(update=recomputed))
-        return unfolded(task, found.layouts, costs).memory.total - budget
 
-    low, high = 0, most
-    while high - low > 1:  # each block saves about as many bytes
-        fall = max(over(low) - over(high), 1)
-        count = min(max(low - -over(low) * (high - low) // fall, low + 1), high - 1)
+def fewest(over: Callable[[int], int], most: int) -> int:
+    """Return the least count from 1 that is not over; `most` if all below it are.
+
+    The more, the less is `over`. Each step takes less by about as much, so few counts are tried.
+    """
+    over, low, high = cache(over), 0, most
+    while high - low > 1:
+        step = max(over(low) - over(high), 1)
+        count = min(max(low - -over(low) * (high - low) // step, low + 1), high - 1)
         low, high = (low, count) if over(count) <= 0 else (count, high)
     return high
 

@@ -130,11 +130,10 @@ def choose_mesh(
         else:
             with dumping(best.task) as tell:  # what is told begins with the first step
                 best.now = search(best.task, asked, tell) if tell else climb(best.now)
+        best.choice = best.at_best = _choice(best.now)
         if isinstance(best.now.outcome, InfeasibleError):
             failed = best.now.outcome if len(may) == len(solved) else failed
             may.remove(best)
-        else:
-            best.choice = best.at_best = _choice(best.now)
     else:
         raise failed
     others = sorted((one.choice for one in solved if one is not best), key=order)
