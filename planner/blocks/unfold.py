@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -23,11 +24,18 @@ class Unfolded:
         origin: Its tensors and ops -> those of the folded graph.
         blocks: Path of a stack -> for each copy in the graph, the numbers of the blocks of the full
             stack that it represents.
+        folding: The folded graph.
     """
 
     graph: Graph
     origin: dict[str, str]
     blocks: dict[str, list[list[int]]]
+    folding: Folding
+
+    @cached_property
+    def short(self) -> Unfolded:
+        """A graph with at most three copies of a block in a row."""
+        return unfold(self.folding, alike=3)
 
 
 def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
@@ -45,7 +53,8 @@ def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
     """
     if not folding.segments:
         graph = folding.graph
-        return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))}, {})
+        names = (*graph.tensors, *(op.name for op in graph.ops))
+        return Unfolded(graph, {n: n for n in names}, {}, folding)
     graph = folding.graph
     if graph.unpriced:  # unpriced runs must not read blocks from afar either
         _Unfolder(folding, graph, 3, graph.marks.collected).run()
@@ -185,7 +194,7 @@ class _Unfolder:
         out.pinned, out.unpriced, out.lengths = g.pinned, g.unpriced, g.lengths
         out.inputs = list(g.inputs)
         out.outputs = [copy for n in g.outputs for (copy,) in self.everywhere((n,))]
-        return Unfolded(out, self.origin, self.naming.blocks)
+        return Unfolded(out, self.origin, self.naming.blocks, self.folding)
 
     def add_blocks(self, path: str, traced_call: int, first: bool) -> None:
         """Add the copies of all blocks of a stack in one traced call.

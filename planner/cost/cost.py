@@ -11,7 +11,7 @@ from functools import cached_property
 
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
-from shardwright.planner.cost.recomputation import Recomputation
+from shardwright.planner.cost.recomputation import recomputation
 from shardwright.planner.cost.redistribution import RedistributionCosts
 from shardwright.planner.cost.roofline import OpCosts
 from shardwright.planner.cost.sizes import TensorSizes
@@ -57,7 +57,7 @@ class Costs:
         self.caches, self.gathered, self.copies = caches, gathered, copies
         on = device(workload.device)
         self.sizes = TensorSizes(graph, axes, states.sub, workload, keys, workload.slowest)
-        self.recomputation = Recomputation(graph, workload.recomputed)
+        self.recomputation = recomputation(graph, workload.recomputed)
         given = graph, states, self.sizes, workload, on, self.recomputation
         self.redistributions = RedistributionCosts(*given)
         self.ops = OpCosts(graph, self.sizes, on, self.recomputation)

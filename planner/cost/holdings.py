@@ -15,7 +15,7 @@ from shardwright.planner.cost.phases import Pass, own_batch
 from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.cost.redistribution import edges
 from shardwright.planner.cost.sizes import TensorSizes
-from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.graph import Graph, once_a_graph
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.state import State
 
@@ -97,11 +97,13 @@ class Holdings:
         return size, elements * self.workload.optimizer_bytes
 
 
+@once_a_graph
 def given(graph: Graph) -> frozenset[str]:
     """Return the parameters, buffers and inputs of a graph."""
     return frozenset((*(use.stored for use in graph.uses), *graph.inputs))
 
 
+@once_a_graph
 def kept_activations(graph: Graph, recomputation: Recomputation) -> frozenset[str]:
     """Return the activations that autograd keeps, each by the tensor whose memory it uses."""
     base = storages(graph, ((start, end) for _, start, end in edges(graph)))

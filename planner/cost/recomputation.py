@@ -12,7 +12,15 @@ from functools import cached_property
 
 from shardwright.planner.contract.names import first_block
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
-from shardwright.planner.graph.graph import Boundary, Graph, Item, Op, made_by, taken_by
+from shardwright.planner.graph.graph import (
+    Boundary,
+    Graph,
+    Item,
+    Op,
+    made_by,
+    once_a_graph,
+    taken_by,
+)
 
 
 class Recomputation:
@@ -92,3 +100,13 @@ class Recomputation:
     @cached_property
     def _used(self) -> frozenset[str]:
         return frozenset(use.used for use in self.graph.uses)
+
+
+def recomputation(graph: Graph, blocks: Mapping[str, int]) -> Recomputation:
+    """Return the recomputation of a graph; arguments as for the class."""
+    return _found(graph, *blocks.items())
+
+
+@once_a_graph
+def _found(graph: Graph, *blocks: tuple[str, int]) -> Recomputation:
+    return Recomputation(graph, dict(blocks))

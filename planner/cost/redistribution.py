@@ -31,7 +31,7 @@ from shardwright.planner.cost.recomputation import Recomputation
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
-from shardwright.planner.graph.graph import Boundary, Graph
+from shardwright.planner.graph.graph import Boundary, Graph, once_a_graph
 from shardwright.planner.strategies.redistribute import MaskStep, steps, without
 from shardwright.planner.strategies.state import State, cut_of, made_partial
 from shardwright.planner.strategies.states import States
@@ -359,6 +359,7 @@ class RedistributionCosts:
         return frozenset(b.target for b in graph.boundaries if not graph.priced(b))
 
 
+@once_a_graph
 def edges(graph: Graph) -> list[Edge]:
     """Return all edges of a graph where a tensor may be redistributed: uses and boundaries."""
     out, outer = [], graph.outer()

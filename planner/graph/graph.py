@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from shardwright.planner.graph.marks import Marks
 from shardwright.rules.call import OpCall
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -287,6 +291,9 @@ class Graph:
     counts: dict[str, int] = field(default_factory=dict)
     """Op or tensor of a folded block -> number of copies in the unfolded model."""
 
+    found: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `once_a_graph` found."""
+
     def times(self, name: str) -> int:
         """Return the number of copies of the op or tensor `name` in the unfolded model."""
         return self.counts.get(name, 1)
@@ -375,3 +382,18 @@ class Graph:
     def producers(self) -> dict[str, Op]:
         """Map each tensor name to the op that makes it."""
         return {out: op for op in self.ops for out in op.outputs}
+
+
+def once_a_graph(
+    find: Callable[Concatenate[Graph, P], T],
+) -> Callable[Concatenate[Graph, P], T]:
+    """Make a function of a graph that no longer changes find its answer once, for all meshes."""
+
+    @wraps(find)
+    def known(graph: Graph, *args: P.args, **kwargs: P.kwargs) -> T:
+        at = find, args, *kwargs.items()
+        if at not in graph.found:
+            graph.found[at] = find(graph, *args, **kwargs)
+        return graph.found[at]
+
+    return known

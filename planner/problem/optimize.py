@@ -121,6 +121,11 @@ class PricedPlans:
     deadline: float
     """In the time of `time.monotonic`."""
 
+    @classmethod
+    def of(cls, problem: Problem, solver: Solver, seconds: float) -> PricedPlans:
+        """Return the plans of a network's problem; `seconds` is the limit of `optimize`."""
+        return cls(problem, Digits.of(problem), solver, time.monotonic() + SHARE * seconds)
+
     def __post_init__(self) -> None:
         self._two = self.digits.bytes_and_rest(self.problem)
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
@@ -193,6 +198,7 @@ def optimize(
     *,
     movable: int,
     objective: ObjectiveName = "memory",
+    plans: PricedPlans | None = None,
 ) -> Optimum:
     """Return the cheapest assignment of a network of `planner/problem/builder.py`.
 
@@ -203,6 +209,7 @@ def optimize(
         memory: Bytes that a rank may hold. Required for least time.
         movable: Bytes that the slack is a share of (`CostFunctionNetwork.movable`).
         objective: What is minimised.
+        plans: The plans of the network, if another cap was tried before.
 
     Raises:
         OverBudget: nothing fits; the message has the least that would.
@@ -212,8 +219,7 @@ def optimize(
     """
     end = time.monotonic() + seconds
     problem, alone = small.problem, solve is backtracking.solve
-    digits = Digits.of(problem)
-    plans = PricedPlans(problem, digits, solve, end - (1 - SHARE) * seconds)
+    plans = plans or PricedPlans.of(problem, solve, seconds)
     least = plans.smallest()
     floor = problem.accept(least)[BYTES]
     if memory is not None and floor > memory:
@@ -252,7 +258,7 @@ def optimize(
     chosen = result.assignment or ()
     costs = problem.accept(chosen)
     value, optimal = primary(costs, price), result.status == "optimal"
-    bound = value if optimal else min(result.bound // digits.below, value)
+    bound = value if optimal else min(result.bound // plans.digits.below, value)
     return Optimum(
         small.expand(chosen), costs, price, value, bound, optimal,
         lambda: not alone and proof().proven, better, caps,

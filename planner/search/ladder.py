@@ -6,10 +6,9 @@ returns None if it does not apply. If a step clears the outcome, the ladder star
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from typing import NamedTuple
 
@@ -97,8 +96,8 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     unlimited = replace(kept.asked, memory=None)
     smallest = attempt(_for_memory(replace(kept, asked=unlimited)), kept.restrictions).outcome
     found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
-    fits = partial(_fits, kept, found)
-    for count in range(bisect_left(range(most), True, 1, key=fits), most):
+    least = min(fewest(partial(_over, kept, each), most) for each in found)
+    for count in range(least, most):
         task = kept.task.recomputing(_firsts(blocks, count))
         fewer = climb(now.restart(task), FITTING)
         if not isinstance(fewer.outcome, OverMemory):
@@ -107,13 +106,26 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     return replace(fewer, without_recompute=None)
 
 
-def _fits(kept: SearchState, found: Sequence[Solution], count: int) -> bool:
-    """Return whether placements that were found fit if `count` blocks are computed again."""
+def _over(kept: SearchState, found: Solution, count: int) -> int:
+    """Return the bytes over the budget with these placements, if `count` blocks run again."""
     assert isinstance(kept.outcome, OverMemory) and kept.formulation is not None
     recomputed = {"recomputed": _firsts(kept.task.recomputable, count)}
     task = replace(kept.task, workload=kept.task.workload.model_copy(update=recomputed))
-    there = (unfolded(task, each.layouts, kept.formulation.costs) for each in found)
-    return any(each.memory.total <= kept.outcome.budget for each in there)
+    there = unfolded(task, found.layouts, kept.formulation.costs)
+    return there.memory.total - kept.outcome.budget
+
+
+def fewest(over: Callable[[int], int], most: int) -> int:
+    """Return the least count from 1 that is not over; `most` if all below it are.
+
+    The more, the less is `over`. Each step takes less by about as much, so few counts are tried.
+    """
+    over, low, high = cache(over), 0, most
+    while high - low > 1:
+        step = max(over(low) - over(high), 1)
+        count = min(max(low - -over(low) * (high - low) // step, low + 1), high - 1)
+        low, high = (low, count) if over(count) <= 0 else (count, high)
+    return high
 
 
 def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
@@ -280,15 +292,20 @@ SOLVING = (
 FITTING = tuple(step for step in SOLVING if step.take is not least_memory)
 """The steps to a solution that fits."""
 
-LADDER = (
+SETTLING = (
     *SOLVING,
     Step("not all blocks need to be computed again: as few as fit", recompute_fewer),
-    Step("run the plan on meta", try_out),
-    Step("the dry run failed: forbid these splits and start over", forbid),
     Step(
         "does not fit: start over with hidden states sharded along the sequence",
         split_along_sequence,
     ),
+)
+"""The steps to the solution whose plan is run on meta."""
+
+LADDER = (
+    *SETTLING,
+    Step("run the plan on meta", try_out),
+    Step("the dry run failed: forbid these splits and start over", forbid),
 )
 """The steps to a plan."""
 
@@ -299,21 +316,22 @@ Tell = Callable[[str, SearchState], None]
 def climb(
     now: SearchState, ladder: Sequence[Step] = LADDER, tell: Tell | None = None
 ) -> SearchState:
-    """Run the steps of a ladder until there is an outcome, and return the state.
+    """Run the steps of a ladder, again and again until there is an outcome; return the state.
 
     Raises:
         ModelError: the model itself cannot run on meta.
         UsageError: a pin is invalid.
         SolverError: the solver found nothing in time, or its answer does not hold.
     """
-    while now.outcome is None:
+    while True:
         for what, take in (each for step in ladder for each in (step, FREE_TABLES)):
             then = take(now)
             if then is not None:
                 now = then
                 if tell is not None:
                     tell(what, now)
-    return now
+        if now.outcome is not None:
+            return now
 
 
 @not_in_model_code

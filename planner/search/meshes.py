@@ -20,7 +20,14 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import FITTING, Tell, climb, least_time, search
+from shardwright.planner.search.ladder import (
+    FITTING,
+    SETTLING,
+    Tell,
+    climb,
+    least_time,
+    search,
+)
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task
@@ -92,9 +99,9 @@ def choose_mesh(
 
     If none fits, or for least memory, it is the one on which a rank holds least. All meshes are
     solved, but not for least memory where nothing fits: then the fewest bytes that are known to be
-    needed count. Where training does not fit, all blocks are computed again at first. The plans of
-    the best are run on meta, with as few blocks computed again as fit, until one is as good as what
-    is left may be.
+    needed count. Where training does not fit, all blocks are computed again at first. Those that
+    may be best are solved with as few as fit, until one is as good as what is left may be. Its plan
+    is run on meta. If that fails, another may be best.
 
     Args:
         model: The model and its workload; the batch is that of all copies together.
@@ -113,24 +120,25 @@ def choose_mesh(
     """
     order = partial(_order, objective=asked.objective)
     solved = sorted(_solved(model, cluster, asked), key=lambda one: order(one.at_best))
-    best: _Solved | None = None
-    failed: InfeasibleError | None = None
-    for one in solved:
-        if best is not None and order(one.at_best) >= order(best.choice):
+    may, failed = [*solved], InfeasibleError("no mesh has a plan: please report it")
+    while may:
+        best = min(may, key=lambda one: order(one.at_best))
+        if isinstance(best.now.outcome, Plan):
             break
-        with dumping(one.task) as tell:
-            ended = search(one.task, asked, tell)
-        if isinstance(ended.outcome, InfeasibleError):
-            failed = failed or ended.outcome
-            continue
-        one.choice, one.ended = _choice(ended), ended
-        if best is None or order(one.choice) < order(best.choice):
-            best = one
-    if best is None or best.ended is None:
-        raise failed or InfeasibleError("no mesh has a plan: please report it")
+        if not best.settled:
+            best.now, best.settled = climb(best.now, SETTLING), True
+        else:
+            with dumping(best.task) as tell:  # what is told begins with the first step
+                best.now = search(best.task, asked, tell) if tell else climb(best.now)
+        best.choice = best.at_best = _choice(best.now)
+        if isinstance(best.now.outcome, InfeasibleError):
+            failed = best.now.outcome if len(may) == len(solved) else failed
+            may.remove(best)
+    else:
+        raise failed
     others = sorted((one.choice for one in solved if one is not best), key=order)
-    plan = best.ended.plan.model_copy(update={"meshes": [best.choice, *others]})
-    return replace(best.ended, outcome=plan.sealed(), error_without_sp=None, error_on_device=None)
+    plan = best.now.plan.model_copy(update={"meshes": [best.choice, *others]})
+    return replace(best.now, outcome=plan.sealed(), error_without_sp=None, error_on_device=None)
 
 
 @dataclass(eq=False)
@@ -141,13 +149,15 @@ class _Solved:
         task: The task on it.
         choice: What was found.
         at_best: What its plan may be at best.
-        ended: The search with a dry run, if there was one.
+        now: The search: at first without a dry run.
+        settled: Whether it has the solution whose plan is run on meta first.
     """
 
     task: Task
     choice: MeshChoice
     at_best: MeshChoice
-    ended: SearchState | None = None
+    now: SearchState
+    settled: bool = False
 
 
 def _solved(model: TracedModel, cluster: Cluster, asked: SolverOptions) -> Iterator[_Solved]:
@@ -155,12 +165,14 @@ def _solved(model: TracedModel, cluster: Cluster, asked: SolverOptions) -> Itera
     per_host = ranks_on_a_host(model.workload.device, cluster.ranks, cluster.gpus_per_host)
     for mesh, dp in meshes(cluster, model.workload, lambda: model.spreads):
         task = model.on(mesh, dp, per_host)
+        first = start(task, asked)
         try:
-            now = climb(start(task, asked), FITTING)
-            yield _Solved(task, _choice(now), _at_best(now))
+            now = climb(first, FITTING)
+            again = first if now.restrictions.gathered else now  # tried after least memory
+            yield _Solved(task, _choice(now), _at_best(now), again)
         except SolverError as error:  # another mesh may be easier
             choice = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
-            yield _Solved(task, choice, choice)
+            yield _Solved(task, choice, choice, first)
 
 
 def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> list[SearchState]:

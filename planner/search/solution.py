@@ -24,7 +24,7 @@ from shardwright.planner.problem.conventions import TABLES
 from shardwright.planner.problem.infeasible_core import raise_if_explained
 from shardwright.planner.problem.memory_budget import OverMemory, within
 from shardwright.planner.problem.objective import byte_price_ns
-from shardwright.planner.problem.optimize import Optimum, optimize
+from shardwright.planner.problem.optimize import Optimum, PricedPlans, optimize
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.task import Task
@@ -181,12 +181,12 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     def held(values: tuple[int, ...]) -> Memory:
         return candidate(values)[1].memory
 
+    plans = PricedPlans.of(small.problem, solve_by, asked.for_solver)
+    how = {"movable": network.movable, "objective": aim, "plans": plans}
     try:
         optimum = within(
             room,
-            lambda cap: optimize(
-                small, solve_by, asked.for_solver, cap, movable=network.movable, objective=aim
-            ),
+            lambda cap: optimize(small, solve_by, asked.for_solver, cap, **how),
             lambda values: held(values).total,
             lambda values: memory_in_words(
                 held(values), largest(task.graph, costs, network.assignment(values))

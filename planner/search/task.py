@@ -12,12 +12,12 @@ from typing import TypeVar
 from torch import nn
 
 from shardwright.planner.blocks.fold import Folding
-from shardwright.planner.blocks.unfold import Unfolded, unfold
+from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import kept_activations
-from shardwright.planner.cost.recomputation import Recomputation
+from shardwright.planner.cost.recomputation import recomputation
 from shardwright.planner.dry_run.block_dedup import calls_between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun, repeats_of
 from shardwright.planner.graph.axes import Axes
@@ -145,7 +145,7 @@ class Task:
     @cached_property
     def short(self) -> tuple[Unfolded, States]:
         """A graph with at most three copies of a block in a row, for the peak of activations."""
-        short = unfold(self.folding, alike=3)
+        short = self.unfolded.short
         return short, self._states(short, self.sequence)
 
     @cached_property
@@ -157,7 +157,7 @@ class Task:
         if self.unfolded.graph is self.graph or "train" not in self.workload.phases:
             return None
         graph, origin = self.unfolded.graph, self.unfolded.origin
-        kept = kept_activations(graph, Recomputation(graph, self.workload.recomputed))
+        kept = kept_activations(graph, recomputation(graph, self.workload.recomputed))
         return Counter(origin[name] for name in kept)
 
     @cached_property

@@ -103,9 +103,8 @@ def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
     fixed = {(copy, 0) for copy, n in unfolded.origin.items() if (n, 0) in graph.marks.fixed}
     copies["fixed"] = unfolded.graph.marks.fixed | fixed
     every = replace(unfolded.graph, marks=replace(unfolded.graph.marks, **copies))
-    return found._replace(
-        folding=replace(folding, graph=graph), unfolded=replace(unfolded, graph=every)
-    )
+    folding = replace(folding, graph=graph)
+    return found._replace(folding=folding, unfolded=replace(unfolded, graph=every, folding=folding))
 
 
 @dataclass(frozen=True, eq=False)

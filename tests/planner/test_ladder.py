@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner.contract.plan_file import Plan
@@ -16,7 +18,7 @@ from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
-from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, search
+from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, fewest, search
 from shardwright.planner.search.restrictions import Restrictions
 from shardwright.planner.search.search_state import Attempt, attempted, start
 from shardwright.planner.search.solution import SolverOptions
@@ -32,7 +34,7 @@ from tests.planning import ASKED
 
 SOLVE, AGAIN, LESS, WHOLE, GATHER, SPLIT, LEAVE = (step.what for step in SOLVING)
 FREE = FREE_TABLES.what
-FEWER, TRY, FORBID, ALONG = (step.what for step in LADDER[len(SOLVING) :])
+FEWER, ALONG, TRY, FORBID = (step.what for step in LADDER[len(SOLVING) :])
 
 
 def task_of(model: Any, tp: int | None = 2, **options: Any) -> Task:
@@ -109,6 +111,14 @@ def test_over_memory_in_training_blocks_are_computed_again() -> None:
     told, plan = story(task, replace(asked, memory=least - 1))
     assert plan is not None and plan.workload.recomputed
     assert [t.what for t in told] == [SOLVE, AGAIN, SOLVE, FEWER, TRY]
+
+
+@given(st.lists(st.integers(-9, 9), min_size=2, max_size=40))
+def test_the_fewest_blocks_by_trying_all(over: list[int]) -> None:
+    over.sort(reverse=True)
+    most = len(over) - 1
+    first = next((n for n in range(1, most) if over[n] <= 0), most)
+    assert fewest(over.__getitem__, most) == first
 
 
 def test_sequences_are_split_where_they_can_be() -> None:

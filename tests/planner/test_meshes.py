@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.errors import PlanError, UsageError
+from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.mesh import hosts_of
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
 from shardwright.planner.report.report import to_text
-from shardwright.planner.search import restrictions, traced_model
+from shardwright.planner.search import ladder, meshes, restrictions, traced_model
+from shardwright.planner.search.task import Task
 
 H100 = device("h100-nvlink")
 L4 = device("l4-pcie")
@@ -151,8 +152,37 @@ def test_meshes_share_what_does_not_depend_on_them(monkeypatch: pytest.MonkeyPat
     found = planned(cluster=shardwright.Cluster(1, 8), recompute=False, **l4)
     over = [choice for choice in found.meshes if not choice.fits]
     assert over and all(choice.memory and choice.memory > L4.memory_bytes for choice in over)
-    assert posed.call_count <= len(found.meshes) - len(over) + 1  # once more for the plan
+    assert posed.call_count <= len(found.meshes) - len(over)
     assert refined.call_count <= 1 + len({choice.mesh["tp"] for choice in found.meshes})
+
+
+def test_only_the_best_plan_is_run_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing fits, several meshes are solved once more, for least memory."""
+    climbed, ran = Mock(wraps=ladder.climb), Mock(wraps=ladder.dry_run)
+    monkeypatch.setattr(meshes, "climb", climbed)
+    monkeypatch.setattr(ladder, "dry_run", ran)
+    l4 = {"device": "l4-pcie", "phase": "train", "optimizer_bytes": 4000, "batch": 8, "seq": 8}
+    found = planned(cluster=shardwright.Cluster(1, 8), **l4)
+    settled = [call for call in climbed.mock_calls if ladder.SETTLING in call.args]
+    assert not found.meshes[0].fits and len(settled) > 1 and ran.call_count == 1
+
+
+def test_if_the_best_plan_fails_on_meta_the_next_is_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    how = {"cluster": shardwright.Cluster(2, 2), "phase": "decode", "batch": 4}
+    first, second = planned(**how).meshes[:2]
+
+    def fails(task: Task, *given: Any) -> Any:
+        if dict(task.mesh) == first.mesh:
+            return InfeasibleError("it fails on meta")
+        return dry_run(task, *given)
+
+    dry_run = ladder.dry_run
+    monkeypatch.setattr(ladder, "dry_run", fails)
+    found = planned(**how)
+    assert found.mesh == found.meshes[0].mesh == second.mesh
+    assert [c.why for c in found.meshes if c.mesh == first.mesh] == ["it fails on meta"]
 
 
 def _or_none(**how: Any) -> Plan | None:
