@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +31,8 @@ from shardwright.planner.trace.model.source import from_config
 
 TRIES = 4
 """How many small models are tried, if the code of the first cannot run."""
+SECONDS = 60.0
+"""How long a small model may be traced."""
 STYLES = {RIGHT: "green", WRONG: "red", TRAINING: "red", OPEN: "yellow"}
 
 
@@ -89,7 +92,8 @@ def _traced(config: Any, tp: int, device: str) -> Task:
     failed = ModelError(f"no small {config.architectures[0]} can be made of its default config")
     for smaller in islice(smaller_configs(config), TRIES):
         try:
-            return prepare(smaller, tp, device=device, dtype="bfloat16")
+            until = time.monotonic() + SECONDS
+            return prepare(smaller, tp, device=device, dtype="bfloat16", until=until)
         except ModelError as error:
             failed = error
     raise failed

@@ -31,6 +31,7 @@ from shardwright.planner.trace.folded_trace import trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
+from shardwright.planner.trace.time_limit import traced_until
 from shardwright.planner.trace.trace import trace_model
 from shardwright.runtime.modules.recomputation import recomputable
 
@@ -120,7 +121,7 @@ class TracedModel:
         recompute: Whether blocks keep only their inputs in training and are computed again in the
             backward pass, or how many of each list of blocks; None for as many as are needed to
             fit.
-        until: When planning must end, in the time of `time.monotonic`. Without time for another
+        until: When planning must end, in the time of `time.monotonic`. Without time for a second
             trace the plan refuses the lengths for which its calls decide otherwise.
     """
 
@@ -154,6 +155,7 @@ class TracedModel:
         Raises:
             ModelError: the model cannot be traced.
             InfeasibleError: sequences are to be sharded, and there are none between its blocks.
+            SolverError: there was not enough time to trace the model.
         """
         here: dict[str, Any] = {
             "replicas": replicas(mesh),
@@ -196,11 +198,12 @@ class TracedModel:
         """
         at = workload.sequence_parallel, mesh.get(CP, 1) > 1
         began = time.monotonic()
-        found = self._traces.get(at) or self._trace(*at)
-        task = self._of_trace(found, workload, mesh, along)
-        if at not in self._traces and task.numbered:
-            found = self._trace(*at, folds=False)
+        with traced_until(math.inf if self._traces else self.until):
+            found = self._traces.get(at) or self._trace(*at)
             task = self._of_trace(found, workload, mesh, along)
+            if at not in self._traces and task.numbered:
+                found = self._trace(*at, folds=False)
+                task = self._of_trace(found, workload, mesh, along)
         for _ in range(0 if at in self._traces or any(at) else ROUNDS):
             now = time.monotonic()
             if now + SEARCHES * (now - began) > self.until:

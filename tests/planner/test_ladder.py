@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, replace
 from functools import cache
 from typing import Any
@@ -173,6 +174,22 @@ def test_past_the_time_limit_nothing_is_tried_again(monkeypatch: Any) -> None:
     monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "no"))
     with pytest.raises(SolverError, match="time limit of 20 seconds: 1 failed on meta, .* no;"):
         _ = search(task_of(Within(mlps.Mlp())), late).plan
+
+
+class Endless(torch.nn.Linear):
+    """Its code goes on, whatever is raised."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        while torch.is_tensor(input):
+            with suppress(Exception):
+                input = input + self.weight.sum()
+        return input
+
+
+def test_a_trace_ends_with_the_time_limit() -> None:
+    with pytest.raises(SolverError, match="the model was still being traced; raise --time-limit"):
+        prepare(Endless(8, 8), 2, args=features(8)(3, 19), until=time.monotonic() + 1)
+    assert task_of(Within(mlps.Mlp())).graph.ops
 
 
 def test_a_task_is_never_changed() -> None:

@@ -52,6 +52,7 @@ from shardwright.planner.trace.data_queries.stand_ins import DataList, DataNumbe
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries.harmless import given_back, harmless
 from shardwright.planner.trace.record.record import Record
+from shardwright.planner.trace.time_limit import check_time
 
 REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 """The getter of `requires_grad`: code may branch on it."""
@@ -91,6 +92,7 @@ class DataQueries(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer a function in `ANSWERS`; call any other function, if it gets no stand-in."""
+        check_time()
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__get__" and not self.selects and func != REQUIRES_GRAD:
