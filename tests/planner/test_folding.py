@@ -60,6 +60,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 16,
         "decoder_sparse_step": 2, "mlp_only_layers": [],
     }),
+    # blocks of two layers each, which have numbers
+    "longcat_flash": ("LongcatFlashForCausalLM", {
+        **SIZES, "num_key_value_heads": 4, "head_dim": 8, "n_routed_experts": 4,
+        "zero_expert_num": 2, "moe_topk": 2, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 64,
+        "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8, "num_hidden_layers": 2 * LAYERS,
+    }),
     # two stacks; a bias that the first block makes for all others
     "t5": ("T5ForConditionalGeneration", {
         **OLD, "num_layers": 4, "d_model": 32, "num_heads": 4, "d_kv": 8, "d_ff": 64,
