@@ -91,8 +91,8 @@ def plan(
             larger parts.
         solver: Name of an installed solver: "cpsat" (the default), "backtracking", or a plugin.
             If it cannot prove its plan in time, the plan of backtracking is used.
-        time_limit: Seconds for all planning. Tracing the model must not take longer. A solver gets
-            what is left of them, at least a tenth.
+        time_limit: Seconds for all planning. A solver gets what reading and tracing the model leave
+            of them, at least a tenth. A model whose trace takes twice as long has no plan.
         batch: Sequences in the priced passes, over all copies of the model. The default is one
             per copy.
         seq: Tokens in each sequence; for decoding, tokens in the KV cache of each sequence.

@@ -122,7 +122,8 @@ class TracedModel:
             backward pass, or how many of each list of blocks; None for as many as are needed to
             fit.
         until: When planning must end, in the time of `time.monotonic`. Without time for a second
-            trace the plan refuses the lengths for which its calls decide otherwise.
+            trace the plan refuses the lengths for which its calls decide otherwise. The first one
+            may take twice as long.
     """
 
     source: Source
@@ -198,7 +199,8 @@ class TracedModel:
         """
         at = workload.sequence_parallel, mesh.get(CP, 1) > 1
         began = time.monotonic()
-        with traced_until(math.inf if self._traces else self.until):
+        late = self.until + max(self.until - began, 0)  # a late plan is better than none
+        with traced_until(math.inf if self._traces else late):
             found = self._traces.get(at) or self._trace(*at)
             task = self._of_trace(found, workload, mesh, along)
             if at not in self._traces and task.numbered:
