@@ -31,7 +31,7 @@ from shardwright.planner.trace.model.source import from_config
 
 TRIES = 4
 """How many small models are tried, if the code of the first cannot run."""
-SECONDS = 30.0
+SECONDS = 60.0
 """How long a small model may be traced; twice as long at most."""
 STYLES = {RIGHT: "green", WRONG: "red", TRAINING: "red", OPEN: "yellow"}
 
