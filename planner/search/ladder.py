@@ -118,12 +118,13 @@ def _over(kept: SearchState, found: Solution, count: int) -> int:
 def fewest(over: Callable[[int], int], most: int) -> int:
     """Return the least count from 1 that is not over; `most` if all below it are.
 
-    The more, the less is `over`. Each step takes less by about as much, so few counts are tried.
+    `over` falls as the count grows, by about as much each time, so few counts are tried.
     """
     over, low, high = cache(over), 0, most
     while high - low > 1:
         step = max(over(low) - over(high), 1)
-        count = min(max(low - -over(low) * (high - low) // step, low + 1), high - 1)
+        guess = low + ceil(over(low) * (high - low) / step)
+        count = min(max(guess, low + 1), high - 1)
         low, high = (low, count) if over(count) <= 0 else (count, high)
     return high
 

@@ -188,12 +188,12 @@ def _grouped(fields: Fields, known: list[Format]) -> list[Scheme]:
             f"({', '.join(LESS)}): use the checkpoint that it was made from"
         )
     out = []
-    # Modules with their own numbers.
+    # Modules with their own numbers; those that are not quantized are left out.
     for pattern, own in [*(fields.get("dynamic") or {}).items(), (None, {})]:
         told = {"bits": 4, "group_size": 128, **fields, **(own or {})}
         size = None if told["group_size"] == -1 else told["group_size"]
         parameters = {"bits": told["bits"], "cols": size, "less": LESS[layout]}
-        target = "Linear" if pattern is None else "re:" + pattern.removeprefix("+:")
+        target = "Linear" if pattern is None else PATTERN + pattern.removeprefix("+:")
         needs = ("groups",) if told.get("desc_act") and size is not None else ()
         if told.get("zero_point", True):
             needs += ("zero",)
