@@ -23,12 +23,15 @@ from shardwright.rules.registry import rule_for
 class Unfoldable(Exception):
     """Blocks that look the same differ in the graph; all blocks must be traced.
 
-    `stacks` has the paths of the stacks that cannot be folded, if these are known.
+    `stacks` has the paths of the stacks that cannot be folded, if these are known, and `afar` those
+    of them of which a block is read from afar.
     """
 
-    def __init__(self, text: str = "", stacks: Collection[str] = ()) -> None:
+    def __init__(
+        self, text: str = "", stacks: Collection[str] = (), afar: Collection[str] = ()
+    ) -> None:
         super().__init__(text)
-        self.stacks = frozenset(stacks)
+        self.stacks, self.afar = frozenset(stacks), frozenset(afar)
         self.in_priced_runs = False
         """Whether the blocks differ in the priced runs alone."""
 
@@ -39,6 +42,9 @@ class Unused(Unfoldable):
 
 class ReadFromAfar(Unfoldable):
     """Code reads what a block that represents others computes."""
+
+    def __init__(self, text: str, stacks: Collection[str]) -> None:
+        super().__init__(text, stacks, afar=stacks)
 
 
 class Idle(Unfoldable):
@@ -138,9 +144,16 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
             failed[stack.path] = error
     if unused := {path for path, error in failed.items() if isinstance(error, Unused)}:
         raise Unused(str(failed[min(unused)]), unused)
+    try:
+        graph.marks.collected = collected(folding)
+    except ReadFromAfar as error:
+        if not failed:
+            raise
+        failed |= dict.fromkeys(error.stacks, error)
     if failed:
-        errors = sorted(failed.values(), key=lambda e: not isinstance(e, Idle))
-        raise type(errors[0])(str(errors[0]), failed)
+        error = min(failed.values(), key=lambda e: not isinstance(e, Idle))
+        kind = Idle if isinstance(error, Idle) else Unfoldable
+        raise kind(str(error), failed, set().union(*(e.afar for e in failed.values())))
     classes: dict[str, set[str]] = {}
     for name, one in graph.alike.items():
         classes.setdefault(one, {one}).add(name)
@@ -148,7 +161,6 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     def like(name: str) -> set[str]:
         return classes.get(graph.one(name), {name})
 
-    graph.marks.collected = collected(folding)
     graph.marks = graph.marks.spread(like)
     return folding
 

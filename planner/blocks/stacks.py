@@ -103,7 +103,7 @@ def _repeats(left: Sequence[tuple[int, list[int]]], period: int) -> int:
 
 def find_stacks(
     root: nn.Module,
-    ends: int = 0,
+    ends: Callable[[str], int] = lambda path: 0,
     label: Callable[[str], object] | None = None,
     owners: Mapping[int, list[str]] | None = None,
 ) -> list[Stack]:
@@ -111,8 +111,9 @@ def find_stacks(
 
     Args:
         root: The model.
-        ends: How many of the last blocks are kinds of their own, for models that treat inputs or
-            outputs of these blocks differently. If any are, the first block is, too.
+        ends: Returns how many of the last blocks of a list are kinds of their own, by the path of
+            the list, for models that treat inputs or outputs of these blocks differently. If any
+            are, the first block is, too.
         label: Returns the label of a parameter, by name. Blocks are of one kind only if the labels
             of their parameters are equal.
         owners: The result of `holders(root)`, if it is known already.
@@ -129,8 +130,8 @@ def find_stacks(
         if len(blocks) < len(module) or not all(any(True for _ in parts) for parts in blocks):
             continue
         kinds, counters = _kinds(path, module, owners, label, configs)
-        if ends:
-            kinds = (-1, *kinds[1:-ends], *range(-1 - ends, -1))
+        if last := ends(path):
+            kinds = (-1, *kinds[1:-last], *range(-1 - last, -1))
         picks = _picks(kinds)
         if picks is not None:
             out.append(Stack(path, kinds, picks, counters))

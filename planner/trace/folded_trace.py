@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +10,7 @@ from functools import partial
 from itertools import product
 
 from shardwright.errors import ModelError
-from shardwright.planner.blocks.fold import Folding, Idle, ReadFromAfar, Unfoldable, Unused, fold
+from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, Unused, fold
 from shardwright.planner.blocks.stacks import (
     Stack,
     find_stacks,
@@ -221,34 +222,37 @@ def trace_folded(
 
     refused: ModelError | None = None
     foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
+    apart: dict[str, int] = defaultdict(lambda: int(ends))
+    in_more_runs = set[str]()
     while foldable:
-        culprits, ways, priced = frozenset[str](), [1] if ends else [0, 1], True
-        for apart in ways:
-            found = find_stacks(module, apart, labels, owners)
-            stacks = [stack for stack in found if stack.path not in left_out]
-            if not stacks:
-                continue
-            try:
-                return _folded(source, stacks, owners, known)
-            except Unfoldable as error:
-                culprits = error.stacks  # next with the end blocks apart, or without these stacks
-                priced &= error.in_priced_runs
-                if isinstance(error, Unused):
-                    break
-                if apart == 1 and isinstance(error, ReadFromAfar):
-                    ways.append(2)  # as a tower of which the last block is not used
-            except ModelError as error:
-                lacking = isinstance(error.__cause__, DATA_DEPENDENT) and plain and known.valued
-                if lacking or isinstance(error.__cause__, ImportError):
-                    raise  # so would all blocks
-                refused, culprits = error, frozenset()
-                break  # the code needs all blocks, or cannot be traced at all
-        if not culprits:
+        found = find_stacks(module, apart.__getitem__, labels, owners)
+        stacks = [stack for stack in found if stack.path not in left_out]
+        if not stacks:
             break
-        left_out |= culprits
-        known.unfoldable.append((_priced(source) if priced else source.runs, culprits))
+        try:
+            return _folded(source, stacks, owners, known)
+        except Unfoldable as error:
+            in_more_runs |= set() if error.in_priced_runs else error.stacks
+            out = set[str]()
+            for path in error.stacks:
+                # Next with the end blocks apart; then, as a tower of which the last block is not
+                # used, with one more; then without this stack.
+                if isinstance(error, Unused) or apart[path] > (path in error.afar):
+                    out.add(path)
+                apart[path] += 1
+            left_out |= out
+            known.unfoldable += (
+                (source.runs, out & in_more_runs),
+                (_priced(source), out - in_more_runs),
+            )
+        except ModelError as error:
+            lacking = isinstance(error.__cause__, DATA_DEPENDENT) and plain and known.valued
+            if lacking or isinstance(error.__cause__, ImportError):
+                raise  # so would all blocks
+            refused = error
+            break  # the code needs all blocks, or cannot be traced at all
     known.folds &= not plain
-    if not whole and foldable and (stacks := find_stacks(module, 0, labels, owners)):
+    if not whole and foldable and (stacks := find_stacks(module, label=labels, owners=owners)):
         error = Unfoldable("only the whole model can be traced with these calls")
         left_out = known.left_out(_priced(source))
         error.in_priced_runs = all(stack.path in left_out for stack in stacks)

@@ -6,7 +6,7 @@ differs with some runs does so with more runs too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ class Known:
 
     folds: bool = True
     valued: bool = False
-    unfoldable: list[tuple[Sequence[Run], frozenset[str]]] = field(default_factory=list)
+    unfoldable: list[tuple[Sequence[Run], Collection[str]]] = field(default_factory=list)
     differing: list[Sequence[Run]] = field(default_factory=list)
     refused: dict[Any, ModelError] = field(default_factory=dict)
 
