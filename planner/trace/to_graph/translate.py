@@ -290,7 +290,9 @@ class _Translator:
         buffers = dict(module.named_buffers(remove_duplicate=False))
         self.held = {**buffers, **parameters}
         self.buffers = buffers.keys()
-        self.trainable = {n for n, p in parameters.items() if p.is_floating_point()}
+        self.trainable = {
+            n for n, p in parameters.items() if p.is_floating_point() or p.is_complex()
+        }
         self.stored: dict[int, str] = {}
         self.owners = {n.rpartition(".")[0] for n in parameters}
 
