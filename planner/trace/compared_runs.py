@@ -132,7 +132,7 @@ def _is_cast(op: Op) -> bool:
 # --- numbers among the arguments
 
 
-OTHERS = ((29, 31), (11, 13), (2, 3))
+OTHERS = ((29, 31), (7, 11), (2, 3))
 """Pairs of values for numbers. The first pair with which the runs can be traced is used."""
 
 
@@ -196,10 +196,13 @@ def _at_any(names: Collection[str], graph: Graph, source: Source) -> _AtAny | No
     for pair in OTHERS:
         found = [traced(1, value) for value in pair]
         if all(found):
+            if not all(one is not None and _ruled(one) == want for one in found):
+                return None
             cut = found[0].marks.data_sized - graph.marks.data_sized  # type: ignore[union-attr]
-            alike = all(one is not None and _ruled(one) == want for one in found)
-            alike = alike and not any(_is_feature(graph, *each) for each in cut)
-            return _AtAny(cut, flags) if alike else None
+            if any(_is_feature(graph, *each) for each in cut):
+                return None
+            joined = _joined_to_nothing(graph, found[0])  # type: ignore[arg-type]
+            return _AtAny(cut | joined, flags)
     return None
 
 
@@ -228,7 +231,22 @@ def _cuts(op: Op) -> bool:
 
 
 def _rule(op: Op) -> str:
-    return str(rule_for(op.call))
+    # The rule of `cat` leaves out what is empty, as what was before the first step is.
+    return f"along {_along(op)}" if op.call.op == "cat" else str(rule_for(op.call))
+
+
+def _along(op: Op) -> int:
+    return op.call.dim(ndim=len(op.call.results[0]))
+
+
+def _joined_to_nothing(graph: Graph, other: Graph) -> set[tuple[str, int]]:
+    """Return the dims of results of `cat` with operands that are empty in one graph alone."""
+    pairs = ((a, b) for a, b in zip(graph.ops, other.ops, strict=True) if a.call.op == "cat")
+    return {(a.outputs[0], _along(a)) for a, b in pairs if _empty(a) != _empty(b)}
+
+
+def _empty(op: Op) -> list[bool]:
+    return [0 in shape for shape in op.call.operands]
 
 
 @contextmanager

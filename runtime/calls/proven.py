@@ -236,7 +236,7 @@ class ProvenCalls:
                     yield at
                 continue
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
-            if any(x.is_floating_point() for x in tensors) or (tensors and name in MASKS):
+            if any(map(_of_numbers, tensors)) or (tensors and name in MASKS):
                 yield name
             if not tensors and not self.joins and self._asks(name, value):
                 yield name
@@ -356,8 +356,13 @@ def _arguments_on(call: TracedCall) -> set[str]:
 
 
 def _turns_on(value: Any) -> bool:
-    """Whether an argument may turn on a part: a floating tensor, or a flag that is on."""
-    return value.is_floating_point() if isinstance(value, Tensor) else value is True
+    """Whether an argument may turn on a part: a tensor of numbers, or a flag that is on."""
+    return _of_numbers(value) if isinstance(value, Tensor) else value is True
+
+
+def _of_numbers(x: Tensor) -> bool:
+    """Whether a tensor has floating or complex numbers: code does more with it than take rows."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def _named(size: str) -> tuple[str, int | None]:
@@ -367,8 +372,8 @@ def _named(size: str) -> tuple[str, int | None]:
 
 
 def _filled(state: Any) -> bool:
-    """Whether a cache holds floating-point tensors."""
-    return any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(state))
+    """Whether a cache holds tensors of numbers."""
+    return any(isinstance(x, Tensor) and _of_numbers(x) for _, x in leaves(state))
 
 
 def _always(calls: Sequence[TracedCall], needed: Container[str]) -> tuple[str, ...]:

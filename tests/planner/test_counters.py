@@ -66,6 +66,17 @@ class Cached(Attention):
         return self.attend(q, ends[0], ends[1], mask)
 
 
+class Above(Cached):
+    """What is masked lies above a diagonal that moves with the number."""
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        length, (q, k, v) = x.shape[1], self.heads(x)
+        self.keys[: x.shape[0], start : start + length] = k
+        k = self.keys[: x.shape[0], : start + length]
+        mask = torch.full((length, start + length), float("-inf"), dtype=x.dtype)
+        return self.attend(q, k, k + v.mean(1, keepdim=True), mask.triu(start + 1))
+
+
 class Llama(nn.Module):
     """It passes its number on to layers, and its table is a tensor that it keeps."""
 
@@ -164,9 +175,14 @@ def assert_same(model: nn.Module, plan: Any, use: Callable[[Any], list[Tensor]])
         torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [Sliced, Counted, Cached, Llama, Row, Filled])
-def test_any_integer(kind: type[nn.Module]) -> None:
-    model, plan = planned(kind, 2)
+ANY = [Sliced, Counted, Cached, Above, Llama, Row, Filled]
+FIRST = [Cached, Above, Llama]
+"""Planned with no token in the cache: what is joined there is empty."""
+
+
+@pytest.mark.parametrize(("kind", "number"), [*((k, 2) for k in ANY), *((k, 0) for k in FIRST)])
+def test_any_integer(kind: type[nn.Module], number: int) -> None:
+    model, plan = planned(kind, number)
     assert len(plan.calls[0].numbers) == 1
     assert any("@" in p.placement for m in plan.modules.values() for p in m.parameters.values())
     first, second, third = inputs(2, 7), inputs(2, 1), inputs(2, 3)

@@ -2,7 +2,7 @@
 
 A plan must hold for both traces, as for all runs. All ranks read the same value, so all of them
 take the same branch. If a run has more than `MOST` such branches, the module that branches is
-treated as data-dependent.
+treated as data-dependent. A loop of one module that may end after each pass has up to `CHAIN`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
 """For each traced call: (number of the run, answers to the first questions that it asks)."""
 
-MOST = 2
-"""The most questions of a run that are answered both ways."""
+MOST, CHAIN = 2, 12
+"""The most questions of a run that are answered both ways. `CHAIN` holds where a module asks all of
+them, and goes on to the next after one answer alone."""
 
 _present: ContextVar[tuple[int, Iterator[bool], dict[str, bool]]] = ContextVar("present")
 """The current traced call: its number, the remaining answers, and answers that hold all through it.
 """
 
 
-def both(paths: BranchPaths, traced_call: int, alike: Collection[int] = ()) -> BranchPaths | None:
+def both(
+    paths: BranchPaths, traced_call: int, alike: Collection[int] = (), chain: bool = False
+) -> BranchPaths | None:
     """Return `paths` with one more question of a traced call answered both ways.
 
-    Returns None if the call has `MOST` answers already. Later calls with the same answers of the
-    runs `alike` are taken to ask the same; `fewer` takes it back.
+    Returns None if the call has too many answers already. `chain` says whether one module asked all
+    questions. Later calls with the same answers of the runs `alike` are taken to ask the same;
+    `fewer` takes it back.
     """
     run, answers = paths[traced_call]
-    if len(answers) >= MOST:
+    if len(answers) >= (CHAIN if chain and len({*answers}) == 1 else MOST):
         return None
     same = {traced_call, *(i for i, (r, a) in enumerate(paths) if r in alike and a == answers)}
     found: list[tuple[int, Answers]] = []

@@ -115,8 +115,8 @@ class Opaque:
         alike = self._branching.setdefault(pattern(module), module)
         if self.shortened and not self.skips and alike != module:
             return False
-        call = error.traced_call
-        if paths := both(self.branch_paths, call, self._like(call)):
+        call, chain = error.traced_call, [module] == [*self._branching.values()]
+        if paths := both(self.branch_paths, call, self._like(call), chain):
             self.branch_paths = paths
         return paths is not None
 

@@ -32,8 +32,9 @@ __rtruediv__
 
 VALUED = frozenset(
     """
-arange tensor full_like fill_ masked_fill masked_fill_ clamp pow __pow__ __rpow__ remainder
-__mod__ fmod floor_divide __floordiv__ eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+arange tensor full_like fill_ masked_fill masked_fill_ triu triu_ tril tril_ clamp pow __pow__
+__rpow__ remainder __mod__ fmod floor_divide __floordiv__ eq ne lt le gt ge __eq__ __ne__ __lt__
+__le__ __gt__ __ge__
 """.split()
 )
 """Torch functions whose elements depend on a number. Their rule may depend on whether it is 0."""
