@@ -49,8 +49,15 @@ def seen_attribute(name: str) -> property:
         return stored if use is None else use(stored)
 
     def put(self: Any, value: Any) -> None:
+        state = self.__dict__.get("_shardwright")  # a copy has none yet
+        if state is not None and isinstance(value, Tensor):
+            raise UsageError(
+                f"'{name}' of a {type(self).__name__}, a parameter or a number when the model was "
+                "split, is set to a tensor, of which ranks would need their parts: change the "
+                "model (torch.nn.utils.prune, weight_norm) before it is planned and split"
+            )
         self.__dict__[name] = value
-        if (state := self.__dict__.get("_shardwright")) is not None:  # a copy has none yet
+        if state is not None:
             state.full_values.pop(name, None)
 
     return property(get, put, doc=f"`{name}` as the code that asks should see it.")
