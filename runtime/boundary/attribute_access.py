@@ -37,7 +37,10 @@ def seen_attribute(name: str) -> property:
             return _outside_of_planned_calls(stored, state, name)
         if isinstance(stored, DTensor):
             if len(stored._spec.placements) != state.model.axes:
-                return stored  # FSDP2 manages it, and takes what it reads here for the parameter
+                raise UsageError(
+                    f"the parameter '{name}' of a {type(self).__name__} is shared out by FSDP2, "
+                    "which has not gathered it: call the module that fully_shard is around"
+                )
             trains = torch.is_grad_enabled() and stored.requires_grad
             stored = _with_gradient(stored, state) if trains else stored._local_tensor
         elif stored is not None and state.model is not None and state.model.changes is not None:
