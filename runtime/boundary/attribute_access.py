@@ -37,7 +37,10 @@ def seen_attribute(name: str) -> property:
             return _outside_of_planned_calls(stored, state, name)
         if isinstance(stored, DTensor):
             if len(stored._spec.placements) != state.model.axes:
-                return stored  # FSDP2 manages it, and takes what it reads here for the parameter
+                raise UsageError(
+                    f"the parameter '{name}' of a {type(self).__name__} is shared out by FSDP2, "
+                    "which has not gathered it: call the module that fully_shard is around"
+                )
             trains = torch.is_grad_enabled() and stored.requires_grad
             stored = _with_gradient(stored, state) if trains else stored._local_tensor
         elif stored is not None and state.model is not None and state.model.changes is not None:
@@ -49,8 +52,15 @@ def seen_attribute(name: str) -> property:
         return stored if use is None else use(stored)
 
     def put(self: Any, value: Any) -> None:
+        state = self.__dict__.get("_shardwright")  # a copy has none yet
+        if state is not None and isinstance(value, Tensor):
+            raise UsageError(
+                f"'{name}' of a {type(self).__name__}, a parameter or a number when the model was "
+                "split, is set to a tensor, of which ranks would need their parts: change the "
+                "model (torch.nn.utils.prune, weight_norm) before it is planned and split"
+            )
         self.__dict__[name] = value
-        if (state := self.__dict__.get("_shardwright")) is not None:  # a copy has none yet
+        if state is not None:
             state.full_values.pop(name, None)
 
     return property(get, put, doc=f"`{name}` as the code that asks should see it.")

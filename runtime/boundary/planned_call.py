@@ -29,6 +29,11 @@ class PlannedCall(threading.local):
     hook_views: tuple[Any, ...] = ()
     """The full tensors that hooks saw in this call (`HookView`)."""
 
+    def __init__(self) -> None:  # in each thread, so that compiled code finds there what it sets
+        kind = type(self)
+        self.active, self.full, self.in_hook = kind.active, kind.full, kind.in_hook
+        self.hook_views = kind.hook_views
+
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCall:
         return memo.setdefault(id(self), type(self)())
 

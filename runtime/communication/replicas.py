@@ -13,14 +13,17 @@ and what is divided is not yet added to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
+from shardwright.errors import UsageError
 from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group
 
@@ -39,19 +42,30 @@ def average_gradients(model: nn.Module, groups: Mapping[str, Group]) -> None:
         state.model.copies = copies
 
 
-class Copies:
-    """Tracks which parameters got a gradient in the current backward pass.
+class _Pass:
+    """Ids of parameters in a backward pass."""
 
-    Modules that see local tensors of DTensors report it (`ToLocal` in
-    `runtime/tensors/split_tensor.py`). Hooks on parameters report it for compiled code and for
-    parameters that are plain tensors.
+    def __init__(self) -> None:
+        self.made: set[int] = set()
+        """Those with a gradient."""
+        self.expected: set[int] = set()
+        """Those of which a hook must say that it has arrived."""
+        self.arrived: set[int] = set()
+
+
+class Copies:
+    """Tracks which parameters got a gradient in each backward pass under way.
+
+    Hooks on parameters report it. Modules that see local tensors of DTensors report gradients that
+    are to come (`ToLocal` in `runtime/tensors/split_tensor.py`): one that no hook then reports went
+    elsewhere, and is not averaged. A backward pass may run others inside of it (reentrant gradient
+    checkpointing).
     """
 
     def __init__(self, model: nn.Module, groups: Mapping[str, Group]) -> None:
         self.model, self.groups = model, groups
         self.hooks: dict[int, list[Any]] = {}
-        self.task = -1
-        self.made: set[int] = set()
+        self.passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
 
     def watch(self, parameters: Iterable[nn.Parameter | None]) -> None:
         """Hook these parameters, including new ones and those that are not trained yet."""
@@ -70,22 +84,64 @@ class Copies:
             self.hooks[id(parameter)] = hooks
             parameter.requires_grad_(trained)
 
+    def expect(self, parameter: Tensor) -> None:
+        """Record that a backward pass has computed a gradient of `parameter`."""
+        done = self._pass()
+        done.made.add(id(parameter))
+        # FSDP2's own parameters for a pass are neither: it averages their gradients.
+        if self._hooks_of(parameter)[0] or not isinstance(parameter, nn.Parameter):
+            done.expected.update([id(parameter)] if parameter.is_leaf else [])
+
     def note(self, parameter: Tensor) -> None:
-        """Record that `parameter` gets a gradient."""
+        """Record that `parameter` has got a gradient.
+
+        Raises:
+            UsageError: code of others would see it before it is averaged.
+        """
+        if self._hooks_of(parameter)[1]:
+            raise UsageError(
+                "a hook behind the accumulation of a gradient would see that of this copy of the "
+                "model, as copies average their gradients when a backward pass ends: do after "
+                "backward() what the hook does, or plan without copies (dp)"
+            )
+        done = self._pass()
+        done.made.add(id(parameter))
+        done.arrived.add(id(parameter))
+
+    def _hooks_of(self, parameter: Tensor) -> tuple[set[int], set[int]]:
+        """Ids of own hooks behind the accumulation of a gradient, and of those of others."""
+        there = {*(parameter._post_accumulate_grad_hooks or ())}
+        own = {hook.id for hook in self.hooks.get(id(parameter), ())}
+        return there & own, there - own
+
+    def _pass(self) -> _Pass:
+        """The current backward pass. Only its callback holds it: one that fails leaves nothing."""
         task = torch._C._current_graph_task_id()
-        if task != self.task:  # drops what a failed backward pass left
-            self.task, self.made = task, set()
-            Variable._execution_engine.queue_callback(self.average)
-        self.made.add(id(parameter))
+        found = self.passes.get(task)
+        if found is None:
+            found = self.passes[task] = _Pass()
+            Variable._execution_engine.queue_callback(partial(self.average, found))
+        return found
 
     def ranks_apart(self, parameter: Tensor) -> int:
         """Return how many copies hold different parts of `parameter`, 1 if all hold the same."""
         return prod(self.groups[name].size for name in self.groups.keys() & _apart(parameter))
 
-    def average(self) -> None:
-        """Average all gradients that any copy has. Runs on all ranks at the end of a backward."""
+    def average(self, done: _Pass) -> None:
+        """Average all gradients that any copy has. Runs on all ranks at the end of a backward.
+
+        Raises:
+            UsageError: a gradient went elsewhere.
+        """
+        if not done.expected <= done.arrived:
+            raise UsageError(
+                "torch.autograd.grad, or tensors in place of the parameters of a model with copies "
+                "(dp): gradients would be those of this copy's part of the batch. Call backward(), "
+                "which averages over copies, and read .grad of the model's own parameters; or give "
+                "create_graph=True, if a loss of this copy is made of the gradient"
+            )
         parameters = list(self.model.parameters())
-        flags = torch.tensor([id(p) in self.made for p in parameters], dtype=torch.int32)
+        flags = torch.tensor([id(p) in done.made for p in parameters], dtype=torch.int32)
         flags = flags.to(parameters[0].device)
         for group in self.groups.values():
             flags = all_reduce(flags, group, "max")

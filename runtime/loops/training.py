@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch.utils._pytree import tree_map_only
 from transformers import Trainer
 
 from shardwright.errors import UsageError
 from shardwright.runtime.boundary.module_boundary import mesh_of
+from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.loops.accelerating import SplitAccelerator
 from shardwright.runtime.state.whole_optimizer import (
     full_optimizer_state,
@@ -47,6 +49,11 @@ class SplitTrainer(Trainer):
         accelerator: Any = self.accelerator
         accelerator.__class__ = SplitAccelerator
         accelerator.count_copies(self.model)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Loss, logits and labels of a batch, the logits in full for metrics."""
+        found = super().prediction_step(*args, **kwargs)
+        return tree_map_only(SplitLogits, SplitLogits.whole, found)
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """The number of sequences in one step: each copy of the model has its own."""

@@ -116,7 +116,8 @@ class RandomDraws(TorchDispatchMode):
 class _Innermost(threading.local):
     """The draws of the module that runs; None if it draws for full tensors."""
 
-    draws: RandomDraws | None = None
+    def __init__(self) -> None:
+        self.draws: RandomDraws | None = None
 
 
 _innermost = _Innermost()

@@ -32,7 +32,8 @@ Again = Callable[[Tensor], Tensor]
 class _Last(threading.local):
     """The latest sum of this thread's forward passes that has had no backward pass yet."""
 
-    sum: _Sum | None = None
+    def __init__(self) -> None:
+        self.sum: _Sum | None = None
 
 
 class _Sum:

@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from shardwright.errors import UsageError
 from shardwright.runtime.tensors.parameters import cut
 
 
@@ -27,25 +26,15 @@ def load_full_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> No
     Args:
         optimizer: The optimizer of a model, which may have other placements than that of `state`,
             or be unsplit.
-        state: The state dict with full tensors; each rank keeps its shards.
-
-    Raises:
-        UsageError: a tensor is neither a scalar nor of the shape of its parameter.
+        state: The state dict with full tensors; each rank keeps its shards of those that have the
+            shape of their parameter. Others (row sums of Adafactor) are full on each rank.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     indices = [i for group in state["param_groups"] for i in group["params"]]
     state = {**state, "state": {i: dict(kept) for i, kept in state["state"].items()}}
     for i, parameter in zip(indices, parameters, strict=False):  # load_state_dict checks the number
         for name, value in state["state"].get(i, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0 and isinstance(parameter, DTensor):
-                state["state"][i][name] = _part(value, parameter, name)
+            like = isinstance(value, Tensor) and value.shape == parameter.shape
+            if like and value.dim() > 0 and isinstance(parameter, DTensor):
+                state["state"][i][name] = cut(value, parameter, value.dtype)
     optimizer.load_state_dict(state)
-
-
-def _part(whole: Tensor, like: DTensor, name: str) -> DTensor:
-    if whole.shape != like.shape:
-        raise UsageError(
-            f"the optimizer keeps a '{name}' of shape {list(whole.shape)} for a parameter of shape "
-            f"{list(like.shape)}: a plan has no placement for that"
-        )
-    return cut(whole, like, whole.dtype)

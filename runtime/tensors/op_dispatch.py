@@ -232,6 +232,8 @@ def _on_full(
 
     own, named = tree_map(one, (tuple(args), dict(kwargs)))
     made = op(*own, **named)
+    if op.namespace == "c10d" and isinstance(made, tuple):
+        made[-1].wait()  # its outputs are read next
     given = {id(full[id(x)]): x for x in into}
     for x in into:
         if full[id(x)].shape != x.shape:

@@ -88,7 +88,9 @@ def name_of(op: Any) -> str:
 
 @cache
 def written(op: Any) -> list[int]:
-    """The indices of the arguments that an op writes to."""
+    """The indices of the arguments that an op writes to; of a collective, all that it may."""
+    if op.namespace == "c10d":  # its schemas do not say
+        return [i for i, a in enumerate(op._schema.arguments) if "Tensor" in str(a.type)]
     given = [a.alias_info for a in op._schema.arguments]
     return [i for i, alias in enumerate(given) if alias is not None and alias.is_write]
 

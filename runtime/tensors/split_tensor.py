@@ -227,11 +227,21 @@ class ToLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        """Return the gradient as a SplitTensor with the same placements."""
+        """Return the gradient as a SplitTensor with the same placements.
+
+        Raises:
+            UsageError: the gradient is sparse.
+        """
+        if grad.layout is not torch.strided:
+            raise UsageError(
+                "a parameter of a split model gets a sparse gradient, of which there are no parts: "
+                "make its module without sparse=True"
+            )
         grad = (grad if ctx.owed is None else overlap.paid(ctx, grad)).contiguous()
         if ctx.noted is not None:
             copies, stored = ctx.noted
-            copies.note(stored)
+            if not torch.is_grad_enabled():  # otherwise it may be differentiated again
+                copies.expect(stored)
             if (ranks := copies.ranks_apart(stored)) > 1:
                 grad = grad / ranks
         if torch.is_grad_enabled():  # it will be differentiated again
@@ -243,7 +253,7 @@ class _FromLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, spec: DTensorSpec) -> SplitTensor:  # type: ignore[override]
         ctx.spec = spec
-        return SplitTensor.of(local.view_as(local), spec)
+        return SplitTensor.of(local.detach(), spec)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]

@@ -65,9 +65,10 @@ def train(make: Any, model: Any, folder: Path, batch: int, resume: Path | None =
         arguments(folder, batch),
         train_dataset=data(ROWS[:16], padded=5),
         eval_dataset=data(ROWS[16:]),
+        compute_metrics=lambda found: {"size": float(abs(found.predictions).mean())},
     )
     trainer.train(resume_from_checkpoint=resume and str(resume))
-    keys = ("loss", "grad_norm", "eval_loss", "learning_rate", "num_input_tokens_seen")
+    keys = ("loss", "grad_norm", "eval_loss", "eval_size", "learning_rate", "num_input_tokens_seen")
     logged = [{k: float(v) for k, v in e.items() if k in keys} for e in trainer.state.log_history]
     return trainer, [entry for entry in logged if entry]
 

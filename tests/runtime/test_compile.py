@@ -3,12 +3,16 @@
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportReturnType=false
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import Unsupported
 
+import shardwright
 from shardwright.runtime.logits.split_logits import SplitLogits
+from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_layers import F64, Mlp, apply, column, plan, row, vocab
 from tests.runtime.test_split_logits import STAY, Model, bert, example, split, t5
@@ -106,5 +110,19 @@ def test_a_root_that_makes_its_loss_module_gathers_when_compiled():
         torch.testing.assert_close(loss, model(x, labels)[0])
         assert isinstance(logits, torch.Tensor)
         assert isinstance(mine(x, labels)[1], SplitLogits)
+
+    run_ranks(2, work)
+
+
+def test_a_model_that_was_never_called_is_called_twice():
+    """The first call of a thread sets what decides what code sees: the second finds it set."""
+    model, x = Mlp().double(), torch.randn(4, 6, dtype=F64)
+    whole = planning.plan(copy.deepcopy(model), tp=2, args=(x,))
+    want = model(x)
+
+    def work(mesh):
+        traced = compiled(shardwright.apply(copy.deepcopy(model), whole, mesh))
+        for _ in range(2):
+            torch.testing.assert_close(traced(x), want)
 
     run_ranks(2, work)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.nn.utils import prune
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -400,6 +401,7 @@ def test_functional_calls_are_those_of_the_unsplit_model() -> None:
         (nn.parallel.DistributedDataParallel, "SplitTrainer.*SplitAccelerator.*fully_shard"),
         (lambda model: torch.jit.trace(model, (IDS,)), "torch.compile"),
         (lambda model: nn.utils.parametrizations.weight_norm(model.lm_head), "before"),
+        (lambda model: prune.identity(model.lm_head, "weight"), "is set to a tensor.*before"),
     ],
 )
 def test_changes_after_splitting_are_refused(change: Any, why: str) -> None:

@@ -243,3 +243,18 @@ def test_a_model_is_shared_out_only_by_a_plan_for_it() -> None:
             shardwright.fully_shard(split, plan)
 
     run_ranks(4, work, SIZES)
+
+
+def test_what_was_not_gathered_is_refused() -> None:
+    """A module is called around which there is no FSDP2: that of the model does not run."""
+    base = small_llama()
+    plan = planning.plan(copy.deepcopy(base), mesh=SIZES, batch=4, seq=7)
+
+    def work(mesh: Mesh) -> None:
+        split: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        assert mesh.device_mesh is not None
+        fully_shard(split, mesh=mesh.device_mesh["dp"])
+        with pytest.raises(UsageError, match="which has not gathered it: call the module"):
+            split.model(IDS[:2])
+
+    run_ranks(4, work, SIZES)

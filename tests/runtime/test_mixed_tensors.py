@@ -148,3 +148,15 @@ def test_numbers_and_lists_are_those_of_the_full_tensor() -> None:
         assert bias[3].item() == want[3].item() and bool((bias == bias).all())
 
     run_ranks(2, work)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 8), nn.Linear(8, 4))
+    plan = planning.plan(copy.deepcopy(model), tp=2, args=(torch.arange(3),))
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        with pytest.raises(UsageError, match="without sparse=True"):
+            split(torch.arange(3)).sum().backward()
+
+    run_ranks(2, work)

@@ -74,3 +74,31 @@ def test_steps_are_those_of_the_unsplit_model(steps: int, monkeypatch: pytest.Mo
                 )
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "transformers' Adafactor"])
+def test_full_states_go_into_another_optimizer(name: str) -> None:
+    """Those of Adafactor have no shape of a parameter: each rank keeps them in full."""
+    base, make = gpt2(), OPTIMIZERS[name]
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def twice(model: Any, whole_state: Callable[..., Any], load: Callable[..., Any]) -> Any:
+        for optimizer in (first := make(model.parameters()), make(model.parameters())):
+            if optimizer is not first:
+                load(optimizer, copy.deepcopy(whole_state(first)))
+            optimizer.zero_grad()
+            (model(IDS).logits * WEIGHTS).tanh().mean().backward()
+            optimizer.step()
+        return model
+
+    whole: Any = optim.Optimizer
+    want = twice(copy.deepcopy(base), whole.state_dict, whole.load_state_dict)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        ours = shardwright.full_optimizer_state, shardwright.load_full_optimizer_state
+        got = shardwright.full_tensors(split, dict(twice(split, *ours).named_parameters()))
+        for n, p in want.named_parameters():
+            torch.testing.assert_close(got[n], p.detach(), rtol=0, atol=1e-9)
+
+    run_ranks(2, work)

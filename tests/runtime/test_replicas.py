@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
+from shardwright.errors import UsageError
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
@@ -141,3 +143,99 @@ def test_a_model_that_was_changed_since_is_averaged(change: Any, compiled: bool)
             torch.testing.assert_close(grad, whole.get_parameter(name).grad, rtol=0, atol=1e-6)
 
     run_ranks(2 * sizes["tp"], work, sizes)
+
+
+class Blocks(nn.Module):
+    """A layer of its own beside two blocks that a backward pass runs again, inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        for i, parameter in enumerate(self.parameters()):
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(i))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True).tanh()  # type: ignore[union-attr]
+        return self.last(x) * self.first.weight.sum()
+
+
+BATCH = torch.arange(24).view(2, 3, 4).double() / 24
+SIZES = {"dp": 2, "tp": 2}
+
+
+def _blocks() -> Any:
+    return planning.plan(Blocks(), mesh=SIZES, args=(BATCH[0],))
+
+
+def test_backward_passes_inside_of_another_are_averaged() -> None:
+    """What the outer one had made before they began, too."""
+    whole, plan = Blocks(), _blocks()
+    for _ in range(2):
+        whole(BATCH).square().mean().backward()
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(Blocks(), plan, mesh)
+        for _ in range(2):
+            split(BATCH[mesh["dp"].rank]).square().mean().backward()
+        grads = {n: p.grad for n, p in split.named_parameters()}
+        for name, grad in shardwright.full_tensors(split, grads).items():
+            torch.testing.assert_close(grad, whole.get_parameter(name).grad, rtol=0, atol=1e-12)
+
+    run_ranks(4, work, SIZES)
+
+
+def _own_leaves(model: Any, x: Tensor) -> None:
+    own = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    torch.func.functional_call(model, own, (x,)).sum().backward()
+
+
+def _hooked(model: Any, x: Tensor) -> None:
+    model.first.weight.register_post_accumulate_grad_hook(lambda p: p.mul_(0.5))
+    model(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("use", "why"),
+    [
+        (
+            lambda m, x: torch.autograd.grad(m.last(x).sum(), [*m.last.parameters()]),
+            "Call backward",
+        ),
+        (_own_leaves, "of the model's own parameters"),
+        (_hooked, "do after backward"),
+    ],
+)
+def test_gradients_that_nobody_averages_are_refused(use: Any, why: str) -> None:
+    plan = _blocks()
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(Blocks(), plan, mesh)
+        with pytest.raises(UsageError, match=why):
+            use(split, BATCH[mesh["dp"].rank])
+
+    run_ranks(4, work, SIZES)
+
+
+def test_a_gradient_within_a_loss_is_that_of_each_copy() -> None:
+    whole, plan = Blocks(), _blocks()
+
+    def loss(model: Any, rows: Tensor) -> Tensor:
+        out = model.last(model.first(rows)).tanh().sum()
+        (found,) = torch.autograd.grad(out, model.first.weight, create_graph=True)
+        return out + found.square().sum()
+
+    torch.stack([loss(whole, rows) for rows in BATCH]).mean().backward()
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(Blocks(), plan, mesh)
+        loss(split, BATCH[mesh["dp"].rank]).backward()
+        for name in ("first.weight", "last.weight"):
+            grad: Any = split.get_parameter(name).grad
+            want = whole.get_parameter(name).grad
+            torch.testing.assert_close(grad.full_tensor(), want, rtol=0, atol=1e-12)
+
+    run_ranks(4, work, SIZES)
