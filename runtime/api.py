@@ -393,7 +393,10 @@ def save(
     Raises:
         PlanError: no plan was applied to `model`.
         CheckpointError: the directory cannot be written.
+        UsageError: `directory` is no name.
     """
+    if not isinstance(directory, str | PathLike) or not str(directory):
+        raise UsageError(f"save writes into a directory, and was given {directory!r:.40}")
     mesh = mesh_of(model)
     if mesh is None:
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")

@@ -38,7 +38,7 @@ def export(
     options: dict[str, Any] = {"own_styles": True} if own_styles else {}
     if model is not None:
         options |= {"model": model, **how}
-    check_folder(output)
+    check_folder(output, file, model)
     with working(f"exporting {file}"):
         made = exports.export(file, to, **options)
     if output is None:

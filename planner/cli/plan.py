@@ -170,8 +170,10 @@ def plan(
         raise click.UsageError("--ranks are all on one host: give --hosts with --gpus-per-host")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
+    others = [model, device, pin_file, table_file, how["inputs"]]
     for path in (output, html, write_model):
-        check_folder(path)
+        check_folder(path, *others)
+        others.append(path)
     with working(f"planning {model}"):
         import torch
 

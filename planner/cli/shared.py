@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 COUNT = Count()
+CONFIGS = (
+    "config.json", "generation_config.json", "model_index.json", "model.safetensors.index.json",
+)  # fmt: skip
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
@@ -78,15 +81,35 @@ def with_inputs(how: dict[str, Any]) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs, **rest}
 
 
-def check_folder(path: str | None) -> None:
-    """Refuse a file that cannot be written, before any work is done for it."""
+def check_folder(path: str | None, *others: str | None) -> None:
+    """Refuse a file that cannot be written, before any work is done for it.
+
+    Args:
+        path: The file.
+        *others: What else the command reads or writes: files, a model's directory, or Python code
+            as FILE.py:NAME. Nothing of these is written over.
+    """
     if path is None:
         return
+    for other in others:
+        if other and any(_is_of(path, name) for name in (other, other.rpartition(":")[0]) if name):
+            raise UsageError(
+                f"cannot write {path}: this command also reads or writes {other}: give another file"
+            )
     folder = Path(os.path.realpath(path)).parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"cannot write {path}: {folder} is not a directory one can write to")
+
+
+def _is_of(path: str, other: str) -> bool:
+    """Return whether `path` is the file `other`, or a file that a model in that directory has."""
+    file, given = Path(os.path.realpath(path)), Path(os.path.realpath(other))
+    belongs = file.suffix == ".safetensors" or file.name in CONFIGS
+    if not file.exists():
+        return file == given
+    return file.is_file() and (file == given or (file.parent == given and belongs))
 
 
 def write(path: str, content: str | bytes) -> None:

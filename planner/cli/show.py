@@ -53,7 +53,7 @@ def show(
     if html is None:
         show_plan(Plan.load(next(iter(files))), as_json)
         return
-    check_folder(html)
+    check_folder(html, *files, model, how["inputs"])
     shown = []
     for file in files:
         plan, name = Plan.load(file), Path(file).name

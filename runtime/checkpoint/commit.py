@@ -68,7 +68,7 @@ class Draft:
             so does the end of the process.
         token: random part of the draft folder's name.
         files: draft file -> final file, in the order in which they are put in place.
-        placed: final files already in place, while the checkpoint is not committed.
+        placed: new final files already in place, while the checkpoint is not committed.
     """
 
     folder: Path
@@ -141,7 +141,13 @@ class Draft:
         config.save_pretrained(inside)
         generation = getattr(model, "generation_config", None)
         if generation is not None and getattr(model, "can_generate", lambda: False)():
-            generation.save_pretrained(inside)
+            try:
+                generation.save_pretrained(inside)
+            except ValueError as error:  # settings that contradict each other
+                raise CheckpointError(
+                    "the model's generation_config cannot be saved as it is: change it, and save "
+                    f"again ({' '.join(str(error).split()):.400})"
+                ) from None
         for file in _beside(getattr(config, "name_or_path", None)):
             if not (self.folder / file.name).exists():
                 shutil.copyfile(file, inside / file.name)
@@ -167,8 +173,9 @@ class Draft:
             _flush(draft)
         for draft, final in self.files.items():
             if draft != last:
+                is_new = not final.exists()
                 draft.replace(final)
-                self.placed.append(final)
+                self.placed += [final] if is_new else []
         _flush(self.folder)
         kept = {*self.files.values()}
         last.replace(self.files[last])
@@ -180,7 +187,7 @@ class Draft:
 
     def close(self) -> None:
         """Remove everything that is not committed, and release the lock."""
-        self._remove(f for f in self.placed if self.made or f.suffix == ".safetensors")
+        self._remove(self.placed)
         self._remove(self.folder.glob(f"{PREFIX}*"))
         if self.made and not any(self.folder.iterdir()):
             self.folder.rmdir()

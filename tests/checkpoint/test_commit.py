@@ -228,3 +228,18 @@ def test_all_ranks_hear_of_a_failure(failure: Exception, kind: type, text: str) 
 
     first, second = run_ranks(2, work)
     assert text in first and second.startswith("saving failed on rank 0") and text in second
+
+
+def test_nothing_new_is_left_where_a_name_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").mkdir()
+    with pytest.raises(CheckpointError, match="cannot write .*Is a directory"):
+        save(llama(), tmp_path, {}, ALONE)
+    assert [p.name for p in tmp_path.iterdir()] == ["generation_config.json"]
+
+
+def test_settings_of_generation_that_contradict_each_other(tmp_path: Path) -> None:
+    model = llama()
+    model.generation_config.do_sample, model.generation_config.temperature = False, 0.3
+    with pytest.raises(CheckpointError, match=r"^the model's generation_config cannot be saved.*"):
+        save(model, tmp_path / "out", {}, ALONE)
+    assert not (tmp_path / "out").exists()

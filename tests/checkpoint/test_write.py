@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
+import shardwright
 from shardwright.errors import CheckpointError, UsageError
 from shardwright.planner.contract.notation import parse
 from shardwright.runtime.checkpoint.load import load_weights
@@ -156,3 +157,11 @@ def test_sizes() -> None:
     for wrong in ("", "GB", "-1", "1.5GB", "1TB", 0):
         with pytest.raises(UsageError, match="is not a size"):
             parse_size(wrong)
+
+
+@pytest.mark.parametrize("directory", [None, "", 3])
+def test_a_directory_is_needed(directory: Any) -> None:
+    split = torch.nn.Linear(2, 2)
+    split._shardwright_mesh = ALONE  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="save writes into a directory, and was given"):
+        shardwright.save(split, directory)
