@@ -211,7 +211,8 @@ def _any(patterns: Iterable[str], name: str) -> bool:
 
 
 def few(names: Iterable[str]) -> str:
-    """Return the first three of `names`, and how many more there are."""
+    """Return the first three of `names`, in one line, and how many more there are."""
     names = list(names)
     more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+    first = ", ".join(name if name.isprintable() else repr(name) for name in names[:3])
+    return first + (f" and {more} more" if more > 0 else "")

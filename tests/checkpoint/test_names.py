@@ -70,6 +70,10 @@ def test_held_twice() -> None:
     refused(names("a", prefix="base"), ["a", "base.a"], "DIR holds a twice, as a and as base.a")
 
 
+def test_a_name_that_cannot_be_printed() -> None:
+    refused(names("a"), ["a", "b\n\x1b[31mc"], r"no place for: 'b\n\x1b[31mc'")
+
+
 def test_missing() -> None:
     refused(
         names("a", "b"), ["a"], "DIR lacks 1 of the 2 tensors of Net: b: load it with the class"
