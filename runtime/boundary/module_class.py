@@ -114,22 +114,19 @@ class BoundaryModule(HookedModule):
     ) -> Iterator[tuple[str, Any]]:
         """As in torch. `parameters()` asks this too."""
         named = super().named_parameters(prefix, recurse, remove_duplicate)  # type: ignore[misc]
-        return self._seen(named, prefix)
+        return self._seen(named, prefix) if self._shardwright.call.active else named
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         """As in torch. `buffers()` asks this too."""
         named = super().named_buffers(prefix, recurse, remove_duplicate)  # type: ignore[misc]
-        return self._seen(named, prefix)
+        return self._seen(named, prefix) if self._shardwright.call.active else named
 
     def _seen(self, named: Iterator[tuple[str, Any]], prefix: str) -> Iterator[tuple[str, Any]]:
         start = len(prefix) + 1 if prefix else 0
-        for name, stored in named:
-            if self._shardwright.call.active:
-                yield name, operator.attrgetter(name[start:])(self)
-            else:
-                yield name, stored
+        for name, _ in named:
+            yield name, operator.attrgetter(name[start:])(self)
 
     # --- state dicts, devices and copies
 

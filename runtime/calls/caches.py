@@ -18,7 +18,6 @@ from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import CACHE_NAMES, PAGED_CACHES, taken_as
-from shardwright.runtime.calls.paged import is_paged
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
@@ -67,9 +66,10 @@ class Caches:
             return []
         opened = []
         for value in given:
-            if value is not None and _is_object(value) and not is_paged(value):
+            kind = type(value)
+            if value is not None and _is_object(value) and kind.__name__ not in PAGED_CACHES:
                 if value.__dict__.get(OWNER) is self:
-                    if OWN not in type(value).__dict__ and not self.compiled:
+                    if OWN not in kind.__dict__ and not self.compiled:
                         continue  # an enclosing call has opened it
                     _unseal(value)
                 else:
