@@ -28,7 +28,7 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.processes import Unplanned, groups_of, meet, pick_device
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
-from shardwright.runtime.model.build import as_dtype, building, empty_model
+from shardwright.runtime.model.build import as_dtype, building, compute_buffers, empty_model
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
@@ -92,7 +92,8 @@ def load(
         tp: In place of a plan: the first rank plans for so many ranks, as
             `shardwright.plan(model, tp)` does, and all ranks use that plan.
         dtype: What floating weights are cast to, also as a string ("bfloat16"). None or "auto"
-            keeps the checkpoint's.
+            keeps the checkpoint's. Weights that a class of transformers keeps in float32 are in
+            float32 either way.
         device: Where this rank computes; by default its own GPU, else the CPU.
         mesh: A device mesh with a dim for each of the plan's ("tp"). By default it is made, and the
             process group too, if there is none. Without `plan` and `tp`, its dims are planned for.
@@ -177,7 +178,8 @@ def split_and_read(
         CheckpointError: on all ranks, where weights do not fit on one of them.
     """
     groups = groups_of(plan.mesh, ranks)
-    conversions = Conversions(model)
+    built = getattr(getattr(model, "config", None), "dtype", None)
+    conversions = Conversions(model, built)
     ranks = _split(model, plan, ranks)
     if checkpoint is None:
         without_weights(model, device)
@@ -211,13 +213,26 @@ def _open_checkpoint(
         stored = as_dtype(getattr(config, "dtype", None)) or stored
         if checkpoint is not None:
             checkpoint = checkpoint.dequantized(quantization, stored or torch.bfloat16)
-    chosen = dtype or stored or getattr(config, "dtype", None)
+    said = getattr(config, "dtype", None)
+    chosen = dtype or stored or said
+    if checkpoint is not None and dtype is None and _is_main(said, stored, checkpoint):
+        chosen = said
+    if not isinstance(config, PackageConfig):
+        config.dtype = chosen  # by which transformers builds buffers, too
     with building(config, trust_remote_code, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
+        compute_buffers(model)
     if isinstance(config, PackageConfig):
         vars(model)[BUILT_FROM] = config  # for `save`
     _refuse_other_model(model, plan)
     return checkpoint, _with_generation_config(model, name, hub)
+
+
+def _is_main(said: Any, stored: torch.dtype | None, checkpoint: Checkpoint) -> bool:
+    """Whether weights are in the dtype that a config says, and those of most bytes kept wider."""
+    if not isinstance(said, torch.dtype) or stored is None or said.itemsize >= stored.itemsize:
+        return False
+    return any(entry.dtype == said for entry in checkpoint.stored.values())
 
 
 def _refuse_other_model(model: nn.Module, plan: Plan) -> None:

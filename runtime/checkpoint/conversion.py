@@ -22,6 +22,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.expressions import Recorder, Shape, Unexpressed
 from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.names import Source
+from shardwright.runtime.model.build import initializing
 
 KNOWN = "5.23"
 """The transformers version whose conversion code this module was written for."""
@@ -31,19 +32,25 @@ class Conversions:
     """How a model's checkpoint keys are renamed, and how converted tensors are made.
 
     Create it before the model's layers are replaced by local ones: it needs their classes and full
-    shapes. `computed` gives the values of parameters that a checkpoint may lack.
+    shapes. `computed` gives the values of parameters that a checkpoint may lack, and `dtypes` the
+    dtypes of tensors that stay in one of their own, whatever the model is loaded in.
+
+    Args:
+        model: as it was built, whole.
+        built: the dtype that it was built in, if that is known; `dtypes` is empty otherwise.
 
     Raises:
         CheckpointError: this version of transformers has no conversion code where it is expected.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, built: torch.dtype | None = None) -> None:
         self.title = type(model).__name__
         self.config: Any = getattr(model, "config", None)
         self.shapes: dict[str, Shape] = {
             name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)
         }
         self.computed = Computed(model)
+        self.dtypes: dict[str, torch.dtype] = {}
         self.loading: Any = None
         if not hasattr(model, "base_model_prefix"):
             return
@@ -55,6 +62,8 @@ class Conversions:
             self.renamings = [s for s in steps if isinstance(s, loading.WeightRenaming)]
             self.converters = [s for s in steps if isinstance(s, loading.WeightConverter)]
             self.key_order, self.rename_key = loading.dot_natural_key, loading.rename_source_key
+            if built is not None:
+                self.dtypes = _own_dtypes(model, built, loading)
         except (ImportError, AttributeError) as error:
             import transformers
 
@@ -126,6 +135,24 @@ class Conversions:
         return torch.empty(self.shapes[name], device="meta")
 
 
+def _own_dtypes(model: Any, built: torch.dtype, loading: Any) -> dict[str, torch.dtype]:
+    """Return the dtypes of tensors that stay in one of their own, as in `from_pretrained`.
+
+    The class lists some, such as the biases of a router, by which a rounded number would choose
+    another expert. The code of a module states those of others.
+    """
+    listed: dict[str, torch.dtype] = model._get_dtype_plan(built)
+    pattern = loading.build_glob_alternation(list(listed))[0] if listed else None
+    out: dict[str, torch.dtype] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        found = pattern.search(name) if pattern is not None else None
+        if found is not None and tensor.is_floating_point():
+            out[name] = torch.float32
+        elif tensor.is_floating_point() and tensor.dtype != built:
+            out[name] = tensor.dtype
+    return out
+
+
 class Computed:
     """Values that a model's own initialisation gives to parameters that a checkpoint may lack.
 
@@ -142,7 +169,7 @@ class Computed:
         for name, _ in model.named_parameters(remove_duplicate=False):
             if any(re.search(pattern, name) for pattern in patterns):
                 owner = model.get_submodule(name.rpartition(".")[0])
-                self._owners[name] = _innermost(model, name)._init_weights, copy.deepcopy(owner)
+                self._owners[name] = initializing(model, name)._init_weights, copy.deepcopy(owner)
 
     def value(self, name: str) -> Tensor | None:
         """Return the full parameter; None if it is random, and therefore has no one right value."""
@@ -159,15 +186,6 @@ def held(whole: Tensor, placement: Placement | None, coords: Coords) -> Tensor:
         ranges = [torch.arange(a, b) for a, b in local_ranges(dim, coords)]
         whole = whole.index_select(d, torch.cat(ranges or [torch.arange(0)]))
     return whole.clone()
-
-
-def _innermost(model: Any, name: str) -> Any:
-    """Return the innermost transformers model that holds `name`: it initialises its own modules."""
-    inner = found = model
-    for step in name.split(".")[:-1]:
-        inner = getattr(inner, step)
-        found = inner if hasattr(inner, "_init_weights") else found
-    return found
 
 
 @torch.no_grad()

@@ -47,7 +47,8 @@ def load_weights(
             For a tied parameter any one of its names is enough.
         coords: this rank's coordinate on each mesh dim.
         device: where tensors on meta are made real.
-        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes.
+        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes. Those of
+            `conversions.dtypes` get the dtype given there.
         allow_surplus: skip checkpoint tensors that the model has no place for.
         progress: show a bar on stderr if it is a terminal.
         conversions: made before layers were replaced; required if any layer was replaced.
@@ -76,7 +77,13 @@ def load_weights(
             "it is missing: use a checkpoint that holds it"
         )
     placed = {name: _placement(placements, group_of[name]) for name in match.sources}
-    wanted = {n: Wanted(s, tensors[n], placed[n]) for n, s in match.sources.items()}
+    wanted: dict[str, Wanted] = {}
+    for name, source in match.sources.items():
+        own = next((conversions.dtypes[n] for n in group_of[name] if n in conversions.dtypes), None)
+        tensor = tensors[name]
+        if own is not None and not isinstance(tensor, nn.Parameter):
+            tensor = tensor.to(own)  # a buffer that is not on meta
+        wanted[name] = Wanted(source, tensor, placed[name], own)
     filled, report = read_shards(
         checkpoint, wanted, coords, device=device, dtype=dtype, progress=progress, keep=keep
     )
@@ -94,7 +101,7 @@ def load_weights(
     for name, value in made.items():
         assert value is not None
         part = held(value, _placement(placements, group_of[name]), coords)
-        put(modules, group_of[name], part.to(device, dtype))
+        put(modules, group_of[name], part.to(device, conversions.dtypes.get(name, dtype)))
     kept = (*names.transient, *(name for name in match.computed if name not in made))
     for buffers in grouped((id(tensors[name]), name) for name in kept).values():
         put(modules, buffers, tensors[buffers[0]].to(device))

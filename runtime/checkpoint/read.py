@@ -41,6 +41,8 @@ class Wanted:
     source: Source
     tensor: torch.Tensor
     placement: Placement | None = None
+    dtype: torch.dtype | None = None
+    """Its own dtype, whatever the others are cast to."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def _check_shape(name: str, item: Wanted, entry: Entry, ranges: Ranges) -> None:
 def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype of the filled tensor."""
     stored, model = entry.dtype, item.tensor.dtype
+    dtype = item.dtype or dtype
     stated = not item.tensor.is_meta and not isinstance(item.tensor, torch.nn.Parameter)
     if not item.tensor.is_meta:
         to = model

@@ -142,6 +142,29 @@ def _transient(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}".lstrip("."), buffer
 
 
+@torch.no_grad()
+def compute_buffers(model: nn.Module) -> None:
+    """Compute the buffers that no checkpoint holds again, as `from_pretrained` does.
+
+    It lets the class compute them in the default dtype, and rounds the result. A model that is
+    built in bfloat16 has computed them in bfloat16, and angles of late positions are then wrong.
+    """
+    owners = {name.rpartition(".")[0]: name for name, _ in _transient(model)}
+    for path, buffer in owners.items():
+        inner = initializing(model, buffer)
+        if hasattr(inner, "_init_weights"):
+            inner._init_weights(model.get_submodule(path))
+
+
+def initializing(model: nn.Module, name: str) -> Any:
+    """Return the innermost transformers model that holds `name`: it initialises its own modules."""
+    inner = found = model
+    for step in name.split(".")[:-1]:
+        inner = getattr(inner, step)
+        found = inner if hasattr(inner, "_init_weights") else found
+    return found
+
+
 def move_to_meta(model: nn.Module) -> None:
     """Move parameters to meta that are not there yet, such as those of `torch.Tensor(n)`."""
     moved: dict[int, nn.Parameter] = {}
