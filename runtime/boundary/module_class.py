@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
-from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -106,30 +104,6 @@ class BoundaryModule(HookedModule):
             return super().train(mode)  # type: ignore[misc]
         finally:
             changes.switching = False
-
-    # --- parameters and buffers by name: code of a planned call sees what attributes give
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Any]]:
-        """As in torch. `parameters()` asks this too."""
-        named = super().named_parameters(prefix, recurse, remove_duplicate)  # type: ignore[misc]
-        return self._seen(named, prefix)
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Any]]:
-        """As in torch. `buffers()` asks this too."""
-        named = super().named_buffers(prefix, recurse, remove_duplicate)  # type: ignore[misc]
-        return self._seen(named, prefix)
-
-    def _seen(self, named: Iterator[tuple[str, Any]], prefix: str) -> Iterator[tuple[str, Any]]:
-        start = len(prefix) + 1 if prefix else 0
-        for name, stored in named:
-            if self._shardwright.call.active:
-                yield name, operator.attrgetter(name[start:])(self)
-            else:
-                yield name, stored
 
     # --- state dicts, devices and copies
 

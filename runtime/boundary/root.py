@@ -35,6 +35,7 @@ from shardwright.runtime.calls.batching import init_continuous_batching
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
+from shardwright.runtime.calls.stopping import stopping_as_first
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.model_objects import has_forward
 from shardwright.runtime.code.names_in_code import names_it_reads
@@ -45,6 +46,8 @@ from shardwright.runtime.logits.split_logits import LossScope, LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import named, positions
+
+TOKENIZER = "tokenizer"
 
 
 class RootModule(LocalModule):
@@ -64,6 +67,8 @@ class RootModule(LocalModule):
         self._shardwright_check_unchanged(compiling)
         if model.own_rows is not None:
             args, kwargs, share = joined_rows(model.positions, args, kwargs, model.own_rows)  # pyright: ignore[reportCallIssue]
+        if TOKENIZER in kwargs and not self._shardwright_takes_tokenizer():
+            kwargs = {name: value for name, value in kwargs.items() if name != TOKENIZER}
         names = (*model.positions, *map("*{}".format, range(len(args))))
         given = dict(zip(names, args, strict=False), **kwargs)
         for name in model.old_names:
@@ -156,6 +161,16 @@ class RootModule(LocalModule):
                 "of its own heads, never those of all: take them from the unsplit model"
             )
 
+    def _shardwright_takes_tokenizer(self) -> bool:
+        """Whether code of the model may read the tokenizer that `generate` passes on.
+
+        It has it for `stop_strings`, and leaves it among the arguments of the forward.
+        """
+        model: Any = self._shardwright.model
+        read = model.changes is None or TOKENIZER in model.changes.read_names.in_forwards
+        codes = {getattr(inspect.unwrap(type(m).forward), "__code__", None) for m in model.modules}
+        return read or any(code is None or TOKENIZER in code.co_varnames for code in codes)
+
     def _shardwright_by_name(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
@@ -187,6 +202,11 @@ class RootModule(LocalModule):
             # A rank whose sequences are done still computes tokens of others.
             kwargs.setdefault("synced_gpus", True)
         return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own criteria, for `generate`; ranks stop when the first rank does."""
+        found = super()._get_stopping_criteria(*args, **kwargs)  # type: ignore[misc]
+        return stopping_as_first(found, self._shardwright.model.mesh)  # type: ignore[union-attr]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = super().__deepcopy__(memo)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import CACHE_NAMES, PAGED_CACHES, taken_as
-from shardwright.runtime.calls.paged import is_paged
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
@@ -67,9 +66,10 @@ class Caches:
             return []
         opened = []
         for value in given:
-            if value is not None and _is_object(value) and not is_paged(value):
+            kind = type(value)
+            if value is not None and _is_object(value) and kind.__name__ not in PAGED_CACHES:
                 if value.__dict__.get(OWNER) is self:
-                    if OWN not in type(value).__dict__ and not self.compiled:
+                    if OWN not in kind.__dict__ and not self.compiled:
                         continue  # an enclosing call has opened it
                     _unseal(value)
                 else:
@@ -200,7 +200,27 @@ def _sealed_class(own: type, names: tuple[str, ...]) -> type:
             members[name] = _on_this_part(method)
         elif not name.startswith("__") and isinstance(method, property) and name not in members:
             members[name] = _property_on_this_part(name, method)
-    return subclass_with(own, {**members, OWN: own}, _front(own))
+    return subclass_with(own, {**members, "__reduce_ex__": _reduced, OWN: own}, _front(own))
+
+
+def _reduced(self: Any, protocol: Any) -> Any:
+    """How `copy` makes another one. `pickle`, which writes down what makes it, is refused."""
+    own: Any = getattr(self, OWN)
+    make, *rest = own.__reduce_ex__(self, protocol)
+    return (_NotWritten(make), *rest)
+
+
+class _NotWritten:
+    """A function that can be called and not pickled."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    def __call__(self, *args: Any) -> Any:
+        return self.make(*args)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(f"a cache cannot be pickled or sent: {PART}")
 
 
 def _front(own: type) -> type:

@@ -223,8 +223,8 @@ _POINTWISE = set(
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    def operator(self: SplitLogits, *args: Any) -> Any:
-        return _dispatch(getattr(Tensor, name), (self, *args), {})
+    def operator(self: SplitLogits, *args: Any, **kwargs: Any) -> Any:
+        return _dispatch(getattr(Tensor, name), (self, *args), kwargs)
 
     operator.__name__ = name
     return operator
@@ -235,7 +235,8 @@ for (
     _name
 ) in """__abs__ __add__ __eq__ __ge__ __gt__ __iter__ __le__ __lt__ __matmul__ __mul__ __ne__
     __neg__ __pow__ __radd__ __rmatmul__ __rmul__ __rpow__ __rsub__ __rtruediv__ __sub__
-    __truediv__ __bool__ __float__ __int__""".split():
+    __truediv__ __bool__ __float__ __int__ __array__ __contains__ __floordiv__ __mod__
+    __reduce_ex__""".split():
     setattr(SplitLogits, _name, _operator(_name))
 SplitLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
 

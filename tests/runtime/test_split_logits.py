@@ -4,7 +4,9 @@
 # pyright: reportOptionalOperand=false, reportReturnType=false
 
 import copy
+import pickle
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -185,6 +187,11 @@ def test_logits_are_sealed_when_the_forward_returns():
             lambda: logits.dtype,
             lambda: len(logits),
             lambda: torch.stack([logits]),
+            lambda: numpy.asarray(logits),
+            lambda: logits // 1,
+            lambda: 3 in logits,
+            lambda: pickle.dumps(logits),
+            lambda: copy.deepcopy(logits),
         ):
             with pytest.raises(SealedLogitsError, match=r"call `.whole\(\)` on all ranks"):
                 use()
