@@ -215,7 +215,7 @@ def _open_checkpoint(
             checkpoint = checkpoint.dequantized(quantization, stored or torch.bfloat16)
     said = getattr(config, "dtype", None)
     chosen = dtype or stored or said
-    if checkpoint is not None and dtype is None and _is_main(said, stored, checkpoint):
+    if checkpoint is not None and dtype is None and _some_kept_wider(said, stored, checkpoint):
         chosen = said
     if not isinstance(config, PackageConfig):
         config.dtype = chosen  # by which transformers builds buffers, too
@@ -228,7 +228,7 @@ def _open_checkpoint(
     return checkpoint, _with_generation_config(model, name, hub)
 
 
-def _is_main(said: Any, stored: torch.dtype | None, checkpoint: Checkpoint) -> bool:
+def _some_kept_wider(said: Any, stored: torch.dtype | None, checkpoint: Checkpoint) -> bool:
     """Whether weights are in the dtype that a config says, and those of most bytes kept wider."""
     if not isinstance(said, torch.dtype) or stored is None or said.itemsize >= stored.itemsize:
         return False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import click
 
 from shardwright.planner.cli.console import say
-from shardwright.planner.cli.shared import check_folder, write
+from shardwright.planner.cli.shared import check_output, write
 
 
 @click.command(
@@ -28,7 +28,7 @@ def calibrate(output: str, quick: bool) -> None:
 
     from shardwright.planner.devices import calibrate as measuring
 
-    check_folder(output)
+    check_output(output)
     device = measuring.start()
     rank = measuring.dist.get_rank()
     much = measuring.effort(device, quick)

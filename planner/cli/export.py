@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shardwright.planner.cli.console import say, working
-from shardwright.planner.cli.shared import check_folder, reads_model, write
+from shardwright.planner.cli.shared import check_output, reads_model, write
 
 
 @click.command(
@@ -38,7 +38,7 @@ def export(
     options: dict[str, Any] = {"own_styles": True} if own_styles else {}
     if model is not None:
         options |= {"model": model, **how}
-    check_folder(output, file, model)
+    check_output(output, file, model)
     with working(f"exporting {file}"):
         made = exports.export(file, to, **options)
     if output is None:

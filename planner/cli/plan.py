@@ -15,7 +15,7 @@ from shardwright.planner.cli.shared import (
     COUNT,
     DTYPES,
     as_json,
-    check_folder,
+    check_output,
     priced_on,
     reads_model,
     show_plan,
@@ -172,7 +172,7 @@ def plan(
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     others = [model, device, pin_file, table_file, how["inputs"]]
     for path in (output, html, write_model):
-        check_folder(path, *others)
+        check_output(path, *others)
         others.append(path)
     with working(f"planning {model}"):
         import torch

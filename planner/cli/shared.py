@@ -81,7 +81,7 @@ def with_inputs(how: dict[str, Any]) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs, **rest}
 
 
-def check_folder(path: str | None, *others: str | None) -> None:
+def check_output(path: str | None, *others: str | None) -> None:
     """Refuse a file that cannot be written, before any work is done for it.
 
     Args:

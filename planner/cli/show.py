@@ -10,7 +10,7 @@ import click
 from shardwright.planner.cli.console import say, working
 from shardwright.planner.cli.shared import (
     as_json,
-    check_folder,
+    check_output,
     reads_model,
     show_plan,
     with_inputs,
@@ -53,7 +53,7 @@ def show(
     if html is None:
         show_plan(Plan.load(next(iter(files))), as_json)
         return
-    check_folder(html, *files, model, how["inputs"])
+    check_output(html, *files, model, how["inputs"])
     shown = []
     for file in files:
         plan, name = Plan.load(file), Path(file).name

@@ -168,7 +168,8 @@ class RootModule(LocalModule):
         """
         model: Any = self._shardwright.model
         read = model.changes is None or TOKENIZER in model.changes.read_names.in_forwards
-        codes = {getattr(inspect.unwrap(type(m).forward), "__code__", None) for m in model.modules}
+        forwards = {type(module).forward for module in model.modules}  # each generated token asks
+        codes = (getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards)
         return read or any(code is None or TOKENIZER in code.co_varnames for code in codes)
 
     def _shardwright_by_name(

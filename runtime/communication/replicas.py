@@ -89,8 +89,9 @@ class Copies:
         done = self._pass()
         done.made.add(id(parameter))
         # FSDP2's own parameters for a pass are neither: it averages their gradients.
-        if self._hooks_of(parameter)[0] or not isinstance(parameter, nn.Parameter):
-            done.expected.update([id(parameter)] if parameter.is_leaf else [])
+        averaged = self._hooks_of(parameter)[0] or not isinstance(parameter, nn.Parameter)
+        if averaged and parameter.is_leaf:
+            done.expected.add(id(parameter))
 
     def note(self, parameter: Tensor) -> None:
         """Record that `parameter` has got a gradient.
