@@ -59,7 +59,7 @@ class Bias(Rescaled):
 
 
 @pytest.mark.parametrize(
-    ("make", "split"), [(Rescaled, True), (FewRows, False), (ByOther, True), (Bias, None)]
+    ("make", "split"), [(Rescaled, True), (FewRows, True), (ByOther, True), (Bias, None)]
 )
 def test_equals_the_whole_model(make: type[Rescaled], split: bool | None) -> None:
     """What is changed element by element is split all the same; else it stays replicated."""

@@ -30,9 +30,7 @@ from shardwright.planner.trace.sizes.expressions import Expression, attributes_o
 from shardwright.planner.trace.sizes.provenance import Provenance
 from shardwright.planner.trace.to_graph.graph_facts import slice_of
 from shardwright.rules.call import OpCall, Operand, name_of
-from shardwright.rules.normalization import TABLE as NORMS
 from shardwright.rules.normalization import UPDATED
-from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
 DETACH = torch.ops.aten.detach.default
 
@@ -94,9 +92,8 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
     marks.read_values = {translator.name_of(t) for t in record.read}
     marks.decided_unseen = {names[id(t)] for t in record.seen if id(t) in names}
-    producers = graph.producers() if record.written else {}
     for fqn, tensor in record.written.items():
-        translator.write(fqn, translator.name_of(tensor), producers)
+        translator.write(fqn, translator.name_of(tensor))
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
     writes = (*record.written, *(use.fqn for use in trained(graph)))
     graph.stateful = frozenset({*record.stateful, *(fqn.rpartition(".")[0] for fqn in writes)})
@@ -334,24 +331,10 @@ class _Translator:
         self.add(used, value, fqn in self.trainable)
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
-    def write(self, fqn: str, after: str, producers: Mapping[str, Op]) -> None:
-        """Note that `after` is the new value of a parameter or buffer.
-
-        If elementwise ops or norms compute it from the old value, it keeps the placement of the old
-        value. Otherwise it is an output and so replicated.
-        """
+    def write(self, fqn: str, after: str) -> None:
+        """Note that `after` is the new value of a parameter or buffer: it keeps the placement."""
         use = next(u for u in self.graph.uses if u.fqn == fqn)
-        made, found = [after], {after}
-        while made and use.used not in found:
-            op = producers.get(made.pop())
-            if op is not None and (op.call.op in ELEMENTWISE or op.call.op in NORMS):
-                new = {*op.inputs} - found
-                made += new
-                found |= new
-        if use.used in found:
-            self.graph.marks.written.add((use.stored, use.used, after))
-        else:
-            self.graph.outputs.append(after)
+        self.graph.marks.written.add((use.stored, use.used, after))
 
     def call(self, call: Call, differentiable: bool) -> None:
         """Add a call: an op or a boundary marker."""
