@@ -83,11 +83,14 @@ class Placed(Part):
     placement: str
 
 
-class ParameterPlan(Part):
+class ParameterPlan(SparsePart):
     """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
+
+    optional = frozenset({"assigned"})
 
     placement: str
     use: str | None = None
+    assigned: bool = Field(default=False, description="whether code sets its `data`")
 
 
 class RandomNumbers(Part):

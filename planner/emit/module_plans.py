@@ -159,11 +159,14 @@ def parameter_plan(layouts: Layouts, use: Use, stored: State, used: State) -> Pa
 
     `Plan.fsdp` says which parameters copies of the model share out.
     """
-    if stored.in_copy == used == REPLICATED and use.stored not in layouts.spread:
+    assigned = use.stored in layouts.graph.marks.assigned
+    whole = stored.in_copy == used == REPLICATED and use.stored not in layouts.spread
+    if whole and not assigned:
         return None
     at_rest = str(layouts.placement(use.stored, stored, True))
     seen = str(layouts.placement(use.used, used, True))
-    return ParameterPlan(placement=at_rest, use=None if seen == at_rest else seen)
+    seen = None if seen == at_rest else seen
+    return ParameterPlan(placement=at_rest, use=seen, assigned=assigned)
 
 
 def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:

@@ -123,6 +123,9 @@ class Marks:
     statistics.
     """
 
+    assigned: set[str] = _tensors()
+    """Stored parameters whose `data` code sets."""
+
     in_place: set[tuple[str, str]] = _several(
         Demand.ONE_STATE, "a tensor that a module changes in place keeps its placement: {0}"
     )

@@ -66,6 +66,27 @@ def seen_attribute(name: str) -> property:
     return property(get, put, doc=f"`{name}` as the code that asks should see it.")
 
 
+def assigned_attribute(name: str) -> property:
+    """Make the property for the parameter `name`, whose `data` the model's code sets.
+
+    In a planned call, it gives the SplitTensor itself: what is set there stays.
+    """
+    seen: Any = seen_attribute(name)
+
+    def get(self: Any) -> Any:
+        state = self.__dict__.get("_shardwright")
+        if state is None or state.model is None or not state.call.active:
+            return seen.fget(self)
+        if torch.compiler.is_compiling():
+            raise UsageError(
+                f"the code of a {type(self).__name__} sets the data of '{name}', which is not "
+                f"supported in compiled code: write self.{name}.data.copy_(...)"
+            )
+        return self.__dict__["_parameters"][name]
+
+    return property(get, seen.fset, doc=seen.__doc__)
+
+
 def _with_gradient(stored: Any, state: Any) -> Tensor:
     if torch.compiler.is_compiling():
         return stored.to_local()

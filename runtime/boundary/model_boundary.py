@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import EP
+from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.planned_call import PlannedCall
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.proven import ProvenCalls
@@ -40,6 +41,7 @@ class ModelBoundary:
         old_names: Old names for a cache -> the argument that the model has for it.
         own_rows: The ranks of `cp`, if each of them is given only its own rows.
         copies: The copies of the model over which it averages its gradients, if it does.
+        owners: Id of a parameter or buffer -> its module and its name there, for `attribute`.
         changes: Changes to the model since it was split; None before its parameters are DTensors.
     """
 
@@ -54,6 +56,7 @@ class ModelBoundary:
         self.own_rows: Group | None = None
         self.copies: Copies | None = None
         self.changes: ChangeDetection | None = None
+        self.owners: dict[int, tuple[nn.Module, str]] = {}
         self.axes = 0
         """Number of mesh dims of parameters. FSDP2 stores parameters over more dims."""
         self.patched: Callable[[Any], Any] | None = None
@@ -66,6 +69,24 @@ class ModelBoundary:
     def has(self, parameter: Tensor | None) -> bool:
         """Whether `parameter` is a DTensor over the plan's mesh, so not managed by FSDP2."""
         return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
+
+    def attribute(self, stored: Any) -> Any:
+        """Return what the attribute gives, in this call, that has the DTensor `stored`.
+
+        A DTensor that no attribute has, or that FSDP2 manages, is returned as it is.
+        """
+        if not (self.call.active and self.has(stored)):
+            return stored
+        module, name = self.owners.get(id(stored), (self.root, ""))
+        if not _has(module, name, stored):
+            self.owners = {
+                id(p): (module, name)
+                for module in self.modules[::-1]  # a tied one has the name of the first
+                for name, p in (*module._parameters.items(), *module._buffers.items())
+            }
+            module, name = self.owners.get(id(stored), (self.root, ""))
+        found: Any = seen_attribute(name)
+        return found.fget(module) if _has(module, name, stored) else stored
 
     def check_averaged(self, parameter: DTensor) -> None:
         """Check that FSDP2, if it manages `parameter`, averages its gradient over all copies.
@@ -99,7 +120,12 @@ class ModelBoundary:
             return self  # the copy of a submodule shares the model's state
         twin = memo[id(self)] = copy.copy(self)
         twin.root, twin.call = memo[id(self.root)], PlannedCall()
+        twin.owners = {}
         twin.loss = LossScope(self.loss.traceable)
         twin.modules = copy.deepcopy(self.modules, memo)
         twin.changes = copy.deepcopy(self.changes, memo)
         return twin
+
+
+def _has(module: nn.Module, name: str, stored: Tensor) -> bool:
+    return stored is module._parameters.get(name) or stored is module._buffers.get(name)

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.names import grouped
-from shardwright.runtime.boundary.attribute_access import seen_attribute
+from shardwright.runtime.boundary.attribute_access import assigned_attribute, seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 from shardwright.runtime.code import call_sites
@@ -288,7 +288,8 @@ def put_class(module: nn.Module, state: ModuleBoundary, *bases: type, named: typ
     names |= state.full_values.keys() | state.uses.keys()  # a replicated buffer may be used sharded
     before = bool(state.inputs_from_outer)
     sizes = tuple(sorted(state.sizes))
-    made = boundary_class(state.unsplit_class, bases, named, tuple(sorted(names)), sizes, before)
+    seen = tuple(sorted(names))
+    made = boundary_class(state.unsplit_class, bases, named, seen, sizes, before, state.assigned)
     behind = made.__mro__[made.__mro__.index(BoundaryModule) + 1 :]
     own = (vars(kind)["forward"] for kind in behind if "forward" in vars(kind))
     state.code = methods_with_local_sizes(state.unsplit_class, sizes).get("forward") or next(own)
@@ -307,6 +308,7 @@ def boundary_class(
     names: tuple[str, ...],
     local_sizes: tuple[str, ...],
     before: bool,
+    assigned: tuple[str, ...],
 ) -> type:
     """Make the class with `bases`, in which `names` are properties (`seen_attribute`).
 
@@ -317,10 +319,12 @@ def boundary_class(
         names: Parameters, buffers and integers that code may see in two ways.
         local_sizes: Calls in the module's code that are given local sizes.
         before: Whether the module takes inputs before an enclosing module changed them.
+        assigned: Parameters whose `data` the model's code sets.
     """
     front: Any = bases[0]
     members: dict[str, Any] = {"_shardwright_original": original}
     members |= {name: seen_attribute(name) for name in names}
+    members |= {name: assigned_attribute(name) for name in assigned}
     if hasattr(front, "forward"):
         members["forward"] = like(original, front.forward)
     if before:

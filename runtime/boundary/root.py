@@ -46,6 +46,7 @@ from shardwright.runtime.logits.split_logits import LossScope, LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import named, positions
+from shardwright.runtime.tensors.by_name import NOW
 
 TOKENIZER = "tokenizer"
 
@@ -92,7 +93,9 @@ class RootModule(LocalModule):
         loss.seal = seal = LossSeal() if split_loss else None
         filled = [] if compiling else may_be_filled(given, caches.names)
         opened = caches.open(map(given.get, caches.names))
-        call.active = True
+        call.active, outside = True, NOW.attribute
+        if not compiling:
+            NOW.attribute = model.attribute
         try:
             forward: Any = LocalModule.forward
             if model.patched is not None:
@@ -107,7 +110,7 @@ class RootModule(LocalModule):
             # Without proven calls, only caches of known names are sealed.
             opened += caches.among(output, () if proven is None else proven.arguments)
         finally:
-            call.active, loss.seal = outer
+            (call.active, loss.seal), NOW.attribute = outer, outside
             call.hook_views = ()
             if seal is not None:
                 seal.closed = True

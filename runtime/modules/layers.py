@@ -238,6 +238,8 @@ def _place(
         home[name] = tensors.local(old, placement, boundary.mesh, full)
         home[name].shardwright_placement = placement
         boundary.placements[name] = used = placement
+        if entry.assigned and name in module._parameters:
+            boundary.assigned += (name,)
         if entry.use is not None and (used := parse(entry.use)) != placement:
             change = Redistribution(slot=name, source=entry.placement, target=entry.use)
             boundary.uses[name] = _reshard(change, boundary.mesh, boundary.path, Lengths())

@@ -8,7 +8,6 @@ must call each op.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +20,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.tensors import checkpoint_chunks, layouts
+from shardwright.runtime.tensors.by_name import NOW, as_planned, in_place, is_op
 
 
 class SplitTensor(DTensor):
@@ -38,8 +38,10 @@ class SplitTensor(DTensor):
         """
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if NOW.attribute is not None:
+                args, kwargs = as_planned(cls, func, args, kwargs)
             several = len(args) > 1 or kwargs
-            if several and torch.is_grad_enabled() and _is_op(func):
+            if several and torch.is_grad_enabled() and is_op(func):
                 given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
                 if any(not isinstance(x, DTensor) and x.requires_grad for x in given):
                     _check_not_written(func, args, kwargs)
@@ -97,10 +99,13 @@ class SplitTensor(DTensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        if isinstance(value, Tensor) and value.shape != self.shape:
+        local = isinstance(value, Tensor) and not isinstance(value, DTensor)
+        if local and NOW.attribute is not None and NOW.attribute(self) is not self:
+            value = self.of(value.detach(), self._spec)  # code of a planned call has local tensors
+        if isinstance(value, Tensor) and value.shape != self._spec.shape:
             raise UsageError(
-                f".data of a parameter of a split model, {list(self.shape)}, is set to one of "
-                f"another shape, {list(value.shape)}: change the model before it is planned and "
+                f".data of a parameter of a split model, {list(self._spec.shape)}, is set to one "
+                f"of another shape, {list(value.shape)}: change the model before it is planned and "
                 "split"
             )
         if not isinstance(value, Tensor):
@@ -186,24 +191,13 @@ class SplitTensor(DTensor):
         return checkpoint_chunks.shard_at(self, index)
 
 
-def _is_op(func: Any) -> bool:
-    """Whether `func` computes: not `backward`, `torch.autograd.grad` or an autograd.Function."""
-    if isinstance(func, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
-        return True
-    computes = ("torch.nn.functional", "torch.functional", "torch._tensor")
-    return getattr(func, "__module__", None) in computes and func.__name__ != "backward"
-
-
 def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
-    name = getattr(func, "__name__", "")
-    in_place = name in ("__setitem__", "__set__") or name.startswith("__i")
-    in_place = in_place or (name.endswith("_") and not name.endswith("__"))
     if isinstance(kwargs.get("out"), SplitTensor) or (
-        in_place and args and isinstance(args[0], SplitTensor)
+        in_place(func) and args and isinstance(args[0], SplitTensor)
     ):
         raise UsageError(
-            f"{name} writes a plain tensor that gets a gradient to a tensor of a split model: "
-            "compute with p.full_tensor() instead, and not in place"
+            f"{func.__name__} writes a plain tensor that gets a gradient to a tensor of a split "
+            "model: compute with p.full_tensor() instead, and not in place"
         )
 
 

@@ -13,6 +13,7 @@ If the value of a tensor is known without data (`known_values.py`), the answer i
 | `x.split(counts)` | parts of made-up sizes | that dim is never sharded |
 | a loop over selected rows | one pass for each row | the loop is a conditional region |
 | `x.requires_grad` | both, in two runs | the plan must hold for both |
+| `p.data = x` | `p.copy_(x)` | the parameter keeps its placement, and `x` has it |
 
 Any other query raises `NeedsData`: the module then becomes one replicated op.
 """
@@ -57,6 +58,9 @@ from shardwright.planner.trace.time_limit import check_time
 REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 """The getter of `requires_grad`: code may branch on it."""
 
+SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+"""The setter of `data`, which calls no op."""
+
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
 """Functions whose results have new lengths, computed from the lengths of their operands."""
 
@@ -69,6 +73,7 @@ class DataQueries(TorchFunctionMode):
         values: The values of tensors that are known without data.
         record: The calls so far; notes which tensors are read and cut.
         hooked: Called with each tensor on which code registers a gradient hook.
+        assigned: Called with each tensor whose `data` code sets.
     """
 
     def __init__(
@@ -77,9 +82,10 @@ class DataQueries(TorchFunctionMode):
         values: KnownValues,
         record: Record | None = None,
         hooked: Callable[[Tensor], None] = lambda x: None,
+        assigned: Callable[[Tensor], None] = lambda x: None,
     ) -> None:
         super().__init__()
-        self.opaque, self.values, self.hooked = opaque, values, hooked
+        self.opaque, self.values, self.hooked, self.assigned = opaque, values, hooked, assigned
         self.record = record or Record([])
         self.regions = Regions(lambda: len(self.record.calls))
         self.selects = False
@@ -149,6 +155,17 @@ class DataQueries(TorchFunctionMode):
             if found is None:
                 raise BranchesOnData(traced_call)
         return found
+
+    def _set(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Answer an assignment to a property of a tensor."""
+        if func != SET_DATA:
+            return NotImplemented
+        x, value = args
+        self.assigned(x)
+        if (value.shape, value.dtype) != (x.shape, x.dtype):
+            raise NeedsData("it sets the data of a tensor to one of another shape or dtype")
+        with torch.no_grad():
+            return x.copy_(value)
 
     # --- numbers
 
@@ -362,6 +379,7 @@ ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
     "_is_all_true": DataQueries._check,
     "__format__": DataQueries._text,
     "__get__": DataQueries._attribute,
+    "__set__": DataQueries._set,
     **dict.fromkeys(("size", "numel", "nelement", "__len__"), DataQueries._length),
     "register_hook": DataQueries._hook,
     "tensor": DataQueries._constant,

@@ -201,7 +201,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     args, kwargs = tree_unflatten(leaves, spec)
     held = _held(real)
     taken = [*held, *(t for t in leaves if isinstance(t, Tensor))]
-    versions = [t._version for t in taken]
+    before = [*map(_version, taken)]
     attributes, watched = KeptContents(real), Watched(theirs)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
@@ -211,7 +211,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
         raise FailsOnMadeUpData(
             f"its results depend on data, and on made-up data it fails: {in_one_line(error):.200}"
         ) from error
-    if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
+    if before != [*map(_version, taken)] or list(map(id, held)) != list(map(id, _held(real))):
         raise NeedsData("it changes what it is given, or keeps something")
     touched, changes = watched.touched(), watched.changes()
     put = [change.value for change in changes if not change.written]
@@ -230,6 +230,10 @@ def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> An
     if type(said) is Valued:
         return said.tensor()
     return _draw(said[0], said[1], seed, g) if type(said) is tuple else said
+
+
+def _version(tensor: Tensor) -> tuple[int, int]:
+    return tensor._version, tensor.data_ptr()  # setting `data` leaves the version as it is
 
 
 def _place(tensor: Tensor) -> int:

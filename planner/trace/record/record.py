@@ -97,6 +97,9 @@ class Record:
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters and buffers that were changed in place, by name."""
 
+    assigned: set[str] = field(default_factory=set)
+    """Parameters and buffers whose `data` code set."""
+
     drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
     """Tensors for whose elements random numbers are drawn, and where they are drawn."""
 

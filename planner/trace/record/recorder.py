@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardwright.planner.graph.buffer_values import number_of
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner
+from shardwright.planner.trace.data_queries.errors import NeedsData
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
@@ -121,7 +123,8 @@ class _Recording:
         out.replaced, out.changed = functional.replaced, functional.written
         out.wide = self._unpriced_floats()
         own = OwnGradients()
-        queries = DataQueries(opaque, recorder.known, out, own.whole.append)
+        assigned = partial(self._note_assigned, out)
+        queries = DataQueries(opaque, recorder.known, out, own.whole.append, assigned)
         recorder.before = queries.regions.settle
         standing_in = opaque.standing_in(self.module, self._note_opaque, recorder.known)
         with functional, standing_in, queries, own.noted():
@@ -173,6 +176,16 @@ class _Recording:
             if not run.priced
         ]
         return [t for t in _tensors(unpriced) if t.is_floating_point()]
+
+    def _note_assigned(self, out: Record, x: torch.Tensor) -> None:
+        """Note that code sets the `data` of a parameter or buffer.
+
+        Raises:
+            NeedsData: it is another tensor.
+        """
+        if not (found := {name for name, own in self.state.items() if own is x}):
+            raise NeedsData("it sets the data of a tensor that is no parameter")
+        out.assigned |= found
 
     def _note_results(self, out: Record) -> None:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""

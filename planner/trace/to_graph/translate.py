@@ -95,6 +95,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
+    marks.assigned = {use.stored for use in graph.uses if use.fqn in record.assigned}
     writes = (*record.written, *(use.fqn for use in trained(graph)))
     graph.stateful = frozenset({*record.stateful, *(fqn.rpartition(".")[0] for fqn in writes)})
     marks.logits = {translator.name_of(t) for t in record.scores}

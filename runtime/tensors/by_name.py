@@ -1,0 +1,84 @@
+"""What code of a planned call reads of SplitTensors that it got past attributes.
+
+`self.weight` gives code of a planned call what the plan has there, its local tensor say, but
+`parameters()`, `buffers()` and `state_dict()` give SplitTensors. Ops on those read what the
+attribute gives. What an op writes to is the local tensor itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class _InThread(threading.local):
+    attribute: Callable[[Any], Any] | None = None
+
+
+NOW = _InThread()
+"""Its `attribute` gives, in a planned call of this thread, what the attribute gives that has a
+SplitTensor; a SplitTensor that no attribute has, as it is."""
+
+METADATA = {
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.dim,
+    Tensor.get_device,
+    Tensor.element_size,
+    Tensor.requires_grad_,
+}
+"""Methods that ask what the local and the full tensor have alike."""
+GETTERS = ("T", "mT", "H", "mH", "real", "imag", "data", "shape")
+"""Properties of a tensor that give its values or its size."""
+
+
+def is_op(func: Any) -> bool:
+    """Whether `func` computes: not `backward`, `torch.autograd.grad` or an autograd.Function."""
+    if isinstance(func, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
+        return True
+    computes = ("torch.nn.functional", "torch.functional", "torch._tensor")
+    return getattr(func, "__module__", None) in computes and func.__name__ != "backward"
+
+
+def in_place(func: Any) -> bool:
+    """Whether `func` writes to its first argument."""
+    name = getattr(func, "__name__", "")
+    return (
+        name in ("__setitem__", "__set__")
+        or name.startswith("__i")
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+def as_planned(
+    kind: type, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the arguments of `func` with local tensors in place of tensors of class `kind`."""
+    attribute = NOW.attribute
+    if attribute is None or func in METADATA or not (is_op(func) or _is_getter(func)):
+        return args, kwargs
+
+    def local(stored: Any) -> Any:
+        return stored if attribute(stored) is stored else stored._local_tensor
+
+    written, read = (args[:1], args[1:]) if in_place(func) else ((), args)
+    into = {"out": kwargs["out"]} if "out" in kwargs else {}
+    written, into = tree_map_only(kind, local, (tuple(written), into))
+    read, kwargs = tree_map_only(kind, attribute, (tuple(read), {**kwargs}))
+    return (*written, *read), {**kwargs, **into}
+
+
+def _is_getter(func: Any) -> bool:
+    if not isinstance(func, MethodWrapperType) or func.__name__ != "__get__":
+        return False
+    return getattr(func.__self__, "__name__", "") in GETTERS
