@@ -321,13 +321,9 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
     if data["version"] == 3:
         modules = data.get("modules")
         if isinstance(modules, dict) and all(isinstance(spec, dict) for spec in modules.values()):
-            modules = {name: _without(spec, "each") for name, spec in modules.items()}
+            modules = {n: {k: v for k, v in s.items() if k != "each"} for n, s in modules.items()}
         data = data | {"version": 4, "modules": modules}
     return data
-
-
-def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
-    return {k: value for k, value in data.items() if k != key}
 
 
 class Plan(SparsePart):

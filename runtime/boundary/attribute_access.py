@@ -17,6 +17,8 @@ from shardwright.errors import UsageError
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.tensors.split_tensor import ToLocal
 
+_CALLBACK: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[attr-defined]
+
 
 def seen_attribute(name: str) -> property:
     """Make the property for the parameter, buffer or integer `name` of a module."""
@@ -77,10 +79,11 @@ def assigned_attribute(name: str) -> property:
         state = self.__dict__.get("_shardwright")
         if state is None or state.model is None or not state.call.active:
             return seen.fget(self)
-        if torch.compiler.is_compiling():
+        # Dynamo also compiles what eager code between compiled functions calls.
+        if torch.compiler.is_compiling() or _CALLBACK() is not None:
             raise UsageError(
-                f"the code of a {type(self).__name__} sets the data of '{name}', which is not "
-                f"supported in compiled code: write self.{name}.data.copy_(...)"
+                f"code of the model sets the data of '{f'{state.path}.{name}'.lstrip('.')}', which "
+                f"is not supported in compiled code: write {name}.data.copy_(...) there"
             )
         return self.__dict__["_parameters"][name]
 

@@ -103,7 +103,8 @@ def apply_module(
     original, lengths = type(module), lengths or Lengths()
     boundary.group = mesh.groups.get(TP)
     own: Any = original.forward
-    boundary.linear = own is nn.Linear.forward and not spec.sizes
+    boundary.assigned = tuple(n for n, p in spec.parameters.items() if p.assigned)
+    boundary.linear = own is nn.Linear.forward and not (spec.sizes or boundary.assigned)
     cls, bases = _classes(original, spec.layer, path)
     names, varargs = positions(original.forward)
     for slot, changes in _by_slot(spec.inputs).items():
@@ -238,8 +239,6 @@ def _place(
         home[name] = tensors.local(old, placement, boundary.mesh, full)
         home[name].shardwright_placement = placement
         boundary.placements[name] = used = placement
-        if entry.assigned and name in module._parameters:
-            boundary.assigned += (name,)
         if entry.use is not None and (used := parse(entry.use)) != placement:
             change = Redistribution(slot=name, source=entry.placement, target=entry.use)
             boundary.uses[name] = _reshard(change, boundary.mesh, boundary.path, Lengths())

@@ -92,13 +92,7 @@ class SplitTensor(DTensor):
     def grad(self) -> None:  # pyright: ignore
         _GRAD.__set__(self, None)
 
-    @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        """The values without a gradient. May be set to a full tensor or a DTensor."""
-        return _DATA.__get__(self)
-
-    @data.setter
-    def data(self, value: Any) -> None:
+    def _set_data(self, value: Any) -> None:
         local = isinstance(value, Tensor) and not isinstance(value, DTensor)
         if local and NOW.attribute is not None and NOW.attribute(self) is not self:
             value = self.of(value.detach(), self._spec)  # code of a planned call has local tensors
@@ -115,6 +109,12 @@ class SplitTensor(DTensor):
             value = self.of(layouts.cut(value.detach(), self._spec).clone(), self._spec)
         _DATA.__set__(self, value)
         self._local_tensor, self._spec = value._local_tensor, value._spec
+
+    data = property(
+        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        _set_data,
+        doc="The values without a gradient. May be set to a full tensor or a DTensor.",
+    )
 
     def to_local(self, *, grad_placements: Any = None) -> Tensor:
         """The local tensor. Its gradient gets the placements of this tensor."""
