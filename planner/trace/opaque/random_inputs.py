@@ -201,7 +201,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     args, kwargs = tree_unflatten(leaves, spec)
     held = _held(real)
     taken = [*held, *(t for t in leaves if isinstance(t, Tensor))]
-    before = [*map(_version, taken)]
+    before = [(t._version, t.dtype, t.data_ptr()) for t in taken]
     attributes, watched = KeptContents(real), Watched(theirs)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
@@ -211,7 +211,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
         raise FailsOnMadeUpData(
             f"its results depend on data, and on made-up data it fails: {in_one_line(error):.200}"
         ) from error
-    if before != [*map(_version, taken)] or list(map(id, held)) != list(map(id, _held(real))):
+    if any(map(_is_changed, taken, before)) or list(map(id, held)) != list(map(id, _held(real))):
         raise NeedsData("it changes what it is given, or keeps something")
     touched, changes = watched.touched(), watched.changes()
     put = [change.value for change in changes if not change.written]
@@ -232,8 +232,10 @@ def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> An
     return _draw(said[0], said[1], seed, g) if type(said) is tuple else said
 
 
-def _version(tensor: Tensor) -> tuple[int, int]:
-    return tensor._version, tensor.data_ptr()  # setting `data` leaves the version as it is
+def _is_changed(tensor: Tensor, before: tuple[int, torch.dtype, int]) -> bool:
+    """Whether values were written, or `data` set, which leaves the version. A cast is no write."""
+    version, dtype, place = before
+    return tensor._version != version or (tensor.dtype == dtype and tensor.data_ptr() != place)
 
 
 def _place(tensor: Tensor) -> int:
