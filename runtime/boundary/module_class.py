@@ -27,6 +27,7 @@ from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.subclasses import class_like, like
 from shardwright.runtime.tensors.buffers import stored_as
+from shardwright.runtime.tensors.by_name import NOW
 from shardwright.runtime.tensors.split_tensor import SplitTensor
 
 
@@ -118,7 +119,11 @@ class BoundaryModule(HookedModule):
         super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        out = super()._apply(fn, recurse)  # type: ignore[misc]
+        outer, NOW.attribute = NOW.attribute, None  # `fn` converts SplitTensors in forwards too
+        try:
+            out = super()._apply(fn, recurse)  # type: ignore[misc]
+        finally:
+            NOW.attribute = outer
         model, parameters = self._shardwright.model, self.__dict__["_parameters"].values()
         if model is not None and model.copies is not None:
             model.copies.watch(p for p in parameters if model.has(p))
