@@ -1,7 +1,9 @@
 """Checks a plan independently of the solver: every op of the unfolded graph must hold.
 
 The check reads the rules, but not the network, its presolve or any solver. For each op it decides
-from the states alone whether the rule allows them together. The costs are in `recost.py`.
+from the states alone whether the rule allows them together. The network is posed by a few of the
+same predicates: `handed`, `misplaced`, `attends`, `writable`, `covers`. The costs are in
+`recost.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Redistributes local tensors between two placements, forward and backward.
 
 `planner/contract/redistribute.py` determines the steps, from the table in `transitions.py`.
-Gather, scatter, take and pad are methods of `Split` (`split.py`), which are called by name.
+Those of a sharded dim are in `split.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.lengths import Length
 from shardwright.runtime.redistribution.overlap import overlaps, summed_behind, writable
-from shardwright.runtime.redistribution.split import Split
+from shardwright.runtime.redistribution.split import ACTIONS, Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +53,11 @@ class Operation:
         """Return whether the step leaves the tensor unchanged and sums its gradient."""
         return (self.forward, self.backward) == ("identity", "all_reduce")
 
-    def size(self, x: Tensor) -> int | None:
-        """Return the full length of the run-time axis that is split or gathered, if known."""
+    def note_or_find_size(self, x: Tensor) -> int | None:
+        """Return the full length of the run-time axis that is split or gathered, if known.
+
+        A step that splits it notes the length, which `x` shows; one that gathers it finds it there.
+        """
         assert self.split is not None
         if self.forward in ("take", "reduce_scatter"):
             size = self.split.whole_size(x)
@@ -73,7 +77,7 @@ class Operation:
         if op == "keep_first":
             return x if self.group.rank == 0 else torch.zeros_like(x)
         assert self.split is not None
-        return getattr(self.split, op)(x, size)
+        return ACTIONS[op](self.split, x, size)
 
     def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
         """Return the step for code without gradients, or None; `spent` as in `all_reduce`."""
@@ -82,13 +86,15 @@ class Operation:
             return None
         if self.forward == "all_reduce":
             return partial(all_reduce, group=self.group, spent=spent)
-        return getattr(self.split, self.forward, self) if static else self
+        if static and self.split is not None and self.forward in ACTIONS:
+            return MethodType(ACTIONS[self.forward], self.split)
+        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         """Redistribute `x` to the step's target; differentiable."""
         if self.group.size == 1:
             return x
-        size = None if self.split is None or self.split.static else self.size(x)
+        size = None if self.split is None or self.split.static else self.note_or_find_size(x)
         if torch.is_grad_enabled() and x.requires_grad:
             if self.only_sums_behind and overlaps(x, self.group):
                 return summed_behind(x, self.group, self.back)

@@ -7,7 +7,7 @@ single one, and `?*4@tp` splits the middle of a product whose outer size is know
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -216,6 +216,17 @@ class Split:
 
 
 _CONTIGUOUS = torch.contiguous_format
+
+
+ACTIONS: Mapping[str, Callable[[Split, Tensor, int | None], Tensor]] = {
+    "take": Split.take,
+    "pad": Split.pad,
+    "all_gather": Split.all_gather,
+    "reduce_scatter": Split.reduce_scatter,
+    "reduce_shared": Split.reduce_shared,
+    "keep_first_shared": Split.keep_first_shared,
+}
+"""Names of the actions on a sharded dim (`planner/contract/transitions.py`) -> what does them."""
 
 
 def _inner(dim: Dim, mesh: str) -> tuple[int | None, Dim, int | None]:

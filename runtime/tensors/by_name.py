@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_map_only
 
 
 class _InThread(threading.local):
-    attribute: Callable[[Any], Any] | None = None
+    def __init__(self) -> None:  # in each thread, so that compiled code finds there what it sets
+        self.attribute: Callable[[Any], Any] | None = None
 
 
 NOW = _InThread()
