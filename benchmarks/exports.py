@@ -40,7 +40,7 @@ from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError, UsageError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.exports.stock.table import MOST, candidates, held
+from shardwright.planner.exports.stock.table import MAX_RATIO, candidates, held
 from shardwright.planner.on_ranks.stock import Table, Way, compared, reference
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
@@ -75,7 +75,7 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
     wanted = [(given, reference(cls, directory, given)) for given in inputs]
     unsplit = sum(held({}, model, 1).values())
     more = [sum(held(t, model, tp).values()) / unsplit * whole / ours for t in tables]
-    small = [t for t, much in zip(tables, more, strict=True) if much <= MOST]
+    small = [t for t, much in zip(tables, more, strict=True) if much <= MAX_RATIO]
     least = min(more, default=whole / ours)
     row["stock"] = {"refused": f"holds {least:.2f} of the plan's bytes"}
     for i, table in enumerate(small):
@@ -87,7 +87,7 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
             row["stock"] = tried
     row["own"] = _tried(Table(plan), cls, directory, wanted, tp)
     for way in ("stock", "own"):
-        if row[way].get("share", 0) > MOST * ours / whole:
+        if row[way].get("share", 0) > MAX_RATIO * ours / whole:
             row[way] = {"wrong": f"holds {row[way]['share']:.2f} of all bytes"}
     dist.barrier()
     if rank == 0:

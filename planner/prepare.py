@@ -15,7 +15,7 @@ from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, EP, TP, read_mesh, replicas
 from shardwright.planner.contract.names import dtype_name, fold, is_batched
 from shardwright.planner.contract.plan_figures import (
-    MOST_IMBALANCE,
+    MAX_IMBALANCE,
     DataParallel,
     Phase,
     Quantized,
@@ -204,8 +204,8 @@ def read(
         least = 0 if name == "optimizer_bytes" else 1
         if not least <= value <= LARGEST:
             raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
-    if not 1 <= expert_imbalance <= MOST_IMBALANCE:
-        raise UsageError(f"expert_imbalance must be from 1 to {MOST_IMBALANCE:,}")
+    if not 1 <= expert_imbalance <= MAX_IMBALANCE:
+        raise UsageError(f"expert_imbalance must be from 1 to {MAX_IMBALANCE:,}")
     counts = recompute.values() if isinstance(recompute, Mapping) else ()
     asked = isinstance(recompute, bool | Mapping | None)
     if not (asked and all(type(n) is int for n in counts)):

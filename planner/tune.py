@@ -44,10 +44,10 @@ from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.slots import state_of
 
-MOST = 12
+MAX_PLANS = 12
 """Plans that are timed, the first included."""
 
-ROUNDS = 9
+RUNS_OF_EACH = 9
 """Runs of each plan in turn with the first. The median counts."""
 
 GAIN = 0.98
@@ -118,7 +118,7 @@ def tune_search(
     plan = ended.plan
     if plan.workload.dp == "fsdp":
         raise UsageError("a plan for fully_shard cannot be timed: plan with dp='ddp'")
-    others = [*islice(other_searches(ended, meshes), MOST - 1)]
+    others = [*islice(other_searches(ended, meshes), MAX_PLANS - 1)]
     if not others:
         return ended
     what = buildable(model, trust_remote_code, Hub(**hub))
@@ -255,7 +255,7 @@ def _decoding(model: nn.Module, inputs: python_references.Inputs) -> Callable[[]
 def _in_turn(runs: Sequence[Callable[[], Any]]) -> list[int]:
     """Return the median nanoseconds of each of several runs, made in turn on all ranks."""
     times: list[list[int]] = [[] for _ in runs]
-    for _ in range(ROUNDS + 1):
+    for _ in range(RUNS_OF_EACH + 1):
         for found, once in zip(times, runs, strict=True):
             dist.barrier()
             begun = time.perf_counter_ns()

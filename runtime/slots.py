@@ -201,7 +201,7 @@ def leaves(value: Any, slot: str = "", around: tuple[int, ...] = ()) -> Iterator
 
     Objects of custom classes are searched by their attributes.
     """
-    if isinstance(value, (Tensor, *PLAIN)) or value is None or id(value) in around:
+    if isinstance(value, (Tensor, *HOLD_NO_TENSORS)) or value is None or id(value) in around:
         if isinstance(value, Tensor):
             yield slot, value
         return
@@ -213,7 +213,7 @@ def leaves(value: Any, slot: str = "", around: tuple[int, ...] = ()) -> Iterator
 
 
 def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """The keys and values in `value`, which is not `PLAIN`; None if it cannot be searched."""
+    """The keys and values in `value`, not `HOLD_NO_TENSORS`; None if it cannot be searched."""
     if isinstance(value, (tuple, list, set, frozenset)):
         return zip(getattr(value, "_fields", range(len(value))), value, strict=True)
     if isinstance(value, Mapping):
@@ -229,7 +229,7 @@ class StandsForTensor:
     """Base of objects that stand for a tensor and themselves prevent misuse as a full one."""
 
 
-PLAIN = (
+HOLD_NO_TENSORS = (
     *(bool, int, float, complex, str, bytes, range, slice, Enum, type, FunctionType),
     *(torch.dtype, torch.device, nn.Module, StandsForTensor),
 )
@@ -243,7 +243,7 @@ def joined(slot: str, key: object) -> str:
 
 def is_own(value: Any) -> bool:
     """Whether `value` is of a custom class: neither plain nor a container nor a dataclass."""
-    known = (Tensor, tuple, list, set, frozenset, Mapping, *PLAIN)
+    known = (Tensor, tuple, list, set, frozenset, Mapping, *HOLD_NO_TENSORS)
     return not (value is None or isinstance(value, known) or dataclasses.is_dataclass(value))
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from shardwright.planner.contract.names import block_number, grouped, is_within
 from shardwright.planner.graph.buffer_values import number_of
 
-PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
+COMPARED_BY_VALUE = frozenset((type(None), bool, int, str, torch.dtype))
 """Types of attributes that are compared by value."""
 
 BLOCKS = "num_hidden_layers"
@@ -294,7 +294,7 @@ def _plain(value: Any) -> Any:
     Floats are reduced to whether they are 0, because they decide no shape.
     """
     kind = type(value)  # `value.__class__` is slow for configs
-    if kind in PLAIN:
+    if kind in COMPARED_BY_VALUE:
         return value
     if issubclass(kind, float):
         return bool(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import (
-    MOST_PIECES,
+    MAX_PIECES,
     Atom,
     Dim,
     Product,
@@ -25,7 +25,7 @@ from shardwright.planner.contract.lengths import parsed
 from shardwright.planner.contract.mesh import (
     CP,
     EP,
-    MOST_RANKS,
+    MAX_RANKS,
     TP,
     batch_dims,
     coords_of,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardwright.planner.contract.mesh import Coords
     from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, Plan, Redistribution
 
-MOST_ITEMS = 1 << 20
+MAX_ITEMS = 1 << 20
 """Most items of a drawing, counted as often as they run in the model."""
 
 ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
@@ -70,8 +70,8 @@ def check(plan: Plan) -> None:
         _need(fault is None, f"mesh: {fault}")
     _need(TP in plan.mesh, f"mesh: it has no dim '{TP}', whose ranks split the weights")
     _need(
-        prod(plan.mesh.values()) <= MOST_RANKS,
-        f"mesh: {prod(plan.mesh.values()):,} ranks, and {MOST_RANKS:,} are the most",
+        prod(plan.mesh.values()) <= MAX_RANKS,
+        f"mesh: {prod(plan.mesh.values()):,} ranks, and {MAX_RANKS:,} are the most",
     )
     _need(
         sorted(plan.batch_dims) == sorted(batch_dims(plan.mesh)),
@@ -141,7 +141,7 @@ def _check_drawing(plan: Plan, coords: Coords) -> None:
             _need(_below(key, len(block.items)), f"{where}.gives: '{key:.40}' is no item")
             _placement(text, coords)
         sizes[n] += len(block.items)
-        _need(sizes[n] <= MOST_ITEMS, f"{where}: more than {MOST_ITEMS:,} items")
+        _need(sizes[n] <= MAX_ITEMS, f"{where}: more than {MAX_ITEMS:,} items")
 
 
 def _below(key: str, end: int) -> bool:
@@ -305,7 +305,7 @@ def _placement(text: str, coords: Coords) -> Placement:
         _need(
             len(atom.shares) == ranks, f"'{text:.60}': {len(atom.shares)} shares of {ranks} ranks"
         )
-    _need(sum(map(pieces, found.dims)) <= MOST_PIECES, f"'{text:.60}': too finely split")
+    _need(sum(map(pieces, found.dims)) <= MAX_PIECES, f"'{text:.60}': too finely split")
     for dim in found.dims:
         _split(dim, coords, text)
     for name in coords.keys() & {CP, TP}:

@@ -16,7 +16,7 @@ from shardwright.planner.contract.mesh import EP, Coords
 
 Range = tuple[int, int]
 """Half-open range of indices."""
-MOST_PIECES = 1 << 20
+MAX_PIECES = 1 << 20
 """Most ranges of one dim on one rank: no real tensor is split finer."""
 
 

@@ -14,7 +14,7 @@ LONGEST_INTEGER = 100
 """Most digits of a number."""
 LONGEST_NAME = 1000
 """Most characters of a key."""
-MOST = 1 << 28
+MAX_BYTES = 1 << 28
 """Most bytes of a file: many times what the header of 100,000 tensors takes."""
 
 
@@ -51,9 +51,9 @@ def read_json(path: Path) -> Any:
         ValueError: it is not JSON, or exceeds a limit; the message is one line.
     """
     with path.open("rb") as stream:
-        content = stream.read(MOST + 1)
-    if len(content) > MOST:
-        raise ValueError(f"it has more than {MOST:,} bytes")
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
     return parse_json(content)
 
 

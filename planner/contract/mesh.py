@@ -21,9 +21,9 @@ EP = "ep"
 BATCH = ("dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "data", "replica")
 """Names of mesh dims whose ranks share the batch; each rank along them holds a model copy."""
 
-MOST_RANKS = 1 << 16
+MAX_RANKS = 1 << 16
 """Most ranks of a mesh: no network has more devices that one model is split over."""
-MOST_SUB_AXES = 6
+MAX_SUB_AXES = 6
 """Most sub-axes of a mesh dim: each set of them has a name, and maybe a process group."""
 
 Coords = Mapping[str, tuple[int, int]]
@@ -63,8 +63,8 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
     for name, size in sizes.items():
         if (fault := fault_of_dim(name, size)) is not None:
             raise UsageError(fault)
-    if prod(sizes.values()) > MOST_RANKS:
-        raise UsageError(f"{prod(sizes.values()):,} ranks: {MOST_RANKS:,} are the most")
+    if prod(sizes.values()) > MAX_RANKS:
+        raise UsageError(f"{prod(sizes.values()):,} ranks: {MAX_RANKS:,} are the most")
     if TP not in sizes:
         raise UsageError(f"the mesh {dict(sizes)} has no dim 'tp': its ranks split the weights")
     for name in sorted(sizes.keys() - {TP, CP, EP, *BATCH}):
@@ -79,8 +79,8 @@ def fault_of_dim(name: str, size: int) -> str | None:
     """Return what is wrong with a mesh dim of that name and size; None if nothing is."""
     if size < 1:
         return f"{name} must be at least 1, not {size}"
-    if size > MOST_RANKS:
-        return f"{name}={size} is too large: {MOST_RANKS:,} ranks are the most"
+    if size > MAX_RANKS:
+        return f"{name}={size} is too large: {MAX_RANKS:,} ranks are the most"
     if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name, re.ASCII):
         return f"'{name:.80}' is no name for a mesh dim: letters, digits and _"
     return None
@@ -88,8 +88,8 @@ def fault_of_dim(name: str, size: int) -> str | None:
 
 def fault_of_sub_axes(sizes: Sequence[int], ranks: int) -> str | None:
     """Return what is wrong with these sub-axis sizes for a mesh dim of `ranks` ranks, or None."""
-    if not 2 <= len(sizes) <= MOST_SUB_AXES:
-        return f"{len(sizes)} sub-axes: a mesh dim has none, or 2 to {MOST_SUB_AXES}"
+    if not 2 <= len(sizes) <= MAX_SUB_AXES:
+        return f"{len(sizes)} sub-axes: a mesh dim has none, or 2 to {MAX_SUB_AXES}"
     if min(sizes) < 2 or prod(sizes) != ranks:
         return f"sub-axes of {list(sizes)} do not make a mesh dim of {ranks} ranks"
     return None

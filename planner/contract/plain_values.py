@@ -34,7 +34,7 @@ CONTAINERS = (dict, list, tuple)
 BLOCK_MASK = "BlockMask"
 """The class of masks of `flex_attention`: each holds a function of its own."""
 
-PLAIN = (bool, int, float, str, type(None))
+PLAIN_TYPES = (bool, int, float, str, type(None))
 SET_BY_TORCH = ("training", "_is_full_backward_hook")
 """Plain attributes that torch sets on modules, which do not affect what a module computes."""
 
@@ -48,7 +48,7 @@ def is_code(value: Any) -> bool:
 
 def is_plain(value: Any) -> bool:
     """Return whether it is a value that a plan can name."""
-    return isinstance(value, (*PLAIN, Enum))
+    return isinstance(value, (*PLAIN_TYPES, Enum))
 
 
 def is_said(value: Any) -> bool:
@@ -138,12 +138,12 @@ def _enclosed(function: FunctionType) -> Iterator[Any]:
 
 
 def _said(value: Any, around: tuple[Any, ...]) -> str:
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN_TYPES):
         return repr(value)
     if isinstance(value, (partial, MethodType, FunctionType, BuiltinFunctionType)):
         return _name(value, around)
     own = getattr(value, "__dict__", {}).items()
-    kept = sorted((n, v) for n, v in own if isinstance(v, PLAIN) and n not in SET_BY_TORCH)
+    kept = sorted((n, v) for n, v in own if isinstance(v, PLAIN_TYPES) and n not in SET_BY_TORCH)
     return f"{type(value).__module__}.{type(value).__qualname__}{kept or ''}"
 
 

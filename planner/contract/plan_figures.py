@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 LARGEST = 2**40
 """Upper limit of sizes and counts in a plan: products of them stay exact."""
 
-MOST_IMBALANCE = 1000
+MAX_IMBALANCE = 1000
 """Upper limit of what the busiest rank of `ep` gets, as a multiple of the average."""
 
 Phase = Literal["prefill", "decode", "train"]
@@ -79,7 +79,7 @@ class Workload(SparsePart):
     imbalance: float = Field(
         default=1,
         ge=1,
-        le=MOST_IMBALANCE,
+        le=MAX_IMBALANCE,
         allow_inf_nan=False,
         description="tokens of the busiest rank of `ep`, as a multiple of the average; left out "
         "if 1",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import (
-    MOST_PIECES,
+    MAX_PIECES,
     Dim,
     covered,
     dim_size,
@@ -173,7 +173,7 @@ def _same_dim(a: Dim, b: Dim, mesh: str, ranks: int) -> bool:
         return True
     if dim_size(a) is None or dim_size(b) is None:
         return False
-    if max(pieces(a), pieces(b)) * ranks > MOST_PIECES:
+    if max(pieces(a), pieces(b)) * ranks > MAX_PIECES:
         raise PlanError(f"'{a}' and '{b}' are too finely split to be compared")
     coords = [{mesh: (rank, ranks)} for rank in range(ranks)]
     return all(local_ranges(a, c) == local_ranges(b, c) for c in coords)

@@ -12,7 +12,7 @@ from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.rules.call import Operand, packet_named
 
-MOST = 10_000
+MAX_ENTRIES = 10_000
 """The most entries of `_known`."""
 
 _known: dict[str, frozenset[int]] = {}
@@ -36,7 +36,7 @@ class SavedForBackward:
         if (saved := self._by_call.get((id(op.call), grads))) is None:
             call = op.call
             key = f"{call.op} {call.arguments} {call.operands} {call.operand_dtypes} {grads}"
-            if len(_known) >= MOST:
+            if len(_known) >= MAX_ENTRIES:
                 _known.clear()
             if key not in _known:
                 _known[key] = _run(op, grads)

@@ -24,7 +24,7 @@ from shardwright.planner.trace.model.skeletons import Hollow, Missing, is_hollow
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.trial.call_log import RUNS, Call, Calls
 
-PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN_TYPES = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Incomparable(Exception):
@@ -124,7 +124,7 @@ class DeduplicatedBlocks:
             elif isinstance(value, Tensor):  # code may depend on the values
                 self._kept.append(value)
                 yield id(value)
-            elif isinstance(value, PLAIN):
+            elif isinstance(value, PLAIN_TYPES):
                 yield type(value), value
             else:
                 raise Incomparable
@@ -160,7 +160,7 @@ class NewTensor:
 def _can_give_again(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_can_give_again, value))
-    return isinstance(value, (Tensor, *PLAIN))
+    return isinstance(value, (Tensor, *PLAIN_TYPES))
 
 
 def _noted(given: Sequence[Any], value: Any) -> Any:

@@ -28,7 +28,7 @@ FEW = (2, 3, 64, 1 << 20)
 LOOPS = 4
 """Comparisons in one place of the code beyond which it is a loop."""
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Lengths in a comparison; a product of them is the number of elements of an argument."""
 
 
@@ -188,7 +188,7 @@ def _has_attribute(side: tuple[Any, ...]) -> bool:
 def _varies(text: str) -> bool:
     """Whether a comparison with a number does not hold for all lengths."""
     named = _lengths_in(text)
-    if len(named) > MOST_NAMED or not named or (len(named) > 1 and is_between_lengths(text)):
+    if len(named) > MAX_NAMED or not named or (len(named) > 1 and is_between_lengths(text)):
         return False
     near = {m for n in numbers_in(text) for m in (n - 1, n, n + 1) if m > 1}
     samples = [*SAMPLES, *near] if len(named) == 1 else FEW

@@ -22,8 +22,8 @@ from shardwright.rules.registry import rule_for
 
 ATOM, PRODUCT, CONCAT = "atom", "product", "concat"
 
-TERMS = 64
-"""Into how many equal terms a dim may be cut because it is shifted."""
+MAX_EQUAL_TERMS = 64
+"""A dim that `roll` shifts is cut into at most this many equal terms."""
 
 
 class NoCommonRefinement(Exception):
@@ -251,7 +251,7 @@ def _refuse_short_shift(a: Dim, b: Dim) -> None:
         places.setdefault(id(term), place)
     for term, place in _places(b):
         apart = abs(place - places.get(id(term), place))
-        if 0 < apart * TERMS < term.size:
+        if 0 < apart * MAX_EQUAL_TERMS < term.size:
             raise NoCommonRefinement(f"{term.size} are in both, {apart} places apart")
 
 

@@ -17,11 +17,11 @@ from shardwright.planner.trace.model.source import from_config
 from shardwright.runtime.model.hub import USUAL, Hub
 
 WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n_embd|n_inner")
-LEAST = 16
+MIN_WIDTH = 16
 """Least width of a small model, so that heads and the dims that ranks split stay the same."""
 FACTORS = (16, 8, 4, 2, 1)
 LAYERS = (2, 4, 8, 16, 32, 1 << 20)
-MOST = 1 << 28
+MAX_PARAMETERS = 1 << 28
 """Most parameters of a model that is run here."""
 
 
@@ -40,7 +40,7 @@ def small(
     for smaller in smaller_configs(config, trust_remote_code, hub):
         try:
             tried = from_config(smaller, None, trust_remote_code, hub)
-            if sum(p.numel() for p in tried.parameters()) > MOST:
+            if sum(p.numel() for p in tried.parameters()) > MAX_PARAMETERS:
                 continue
             model = random_model(smaller, torch.float32, trust_remote_code, hub)
             inputs = random_inputs(model)
@@ -91,13 +91,13 @@ def _smaller(config: Any) -> Iterator[Any]:
 
 
 def _narrowed(config: Any, factor: int) -> Any:
-    """Return a copy with all widths divided by `factor`; None if one would be below `LEAST`."""
+    """Return a copy with all widths divided by `factor`; None if one would be below `MIN_WIDTH`."""
     out = copy.deepcopy(config)
     parts = [v for v in vars(out).values() if hasattr(v, "get_text_config")]
     for part in (out, *parts):
         for name, value in list(vars(part).items()):
-            if type(value) is int and value > LEAST and WIDTHS.search(name):
-                if value // factor < LEAST:
+            if type(value) is int and value > MIN_WIDTH and WIDTHS.search(name):
+                if value // factor < MIN_WIDTH:
                     return None
                 if value % factor == 0:
                     setattr(part, name, value // factor)

@@ -49,11 +49,11 @@ from shardwright.planner.solvers.problem import CostVector, Problem, Result, Sol
 from shardwright.planner.solvers.residual import solve_residual
 
 SLACK = 0.05
-SHARE = 0.7
+SHARE_FOR_PRICE = 0.7
 """Share of the time limit for finding the price of a byte."""
 CAPPED = 0.05
 """Share of the time limit for backtracking under a budget, before another solver runs."""
-AGAIN = 0.1
+SHARE_TO_PROVE_AGAIN = 0.1
 """Share of the time limit for proving a plan that is proven already with the requested solver."""
 FRONTS = 10_000
 """The most points of a table of fronts. What is left with this limit is solved for each price."""
@@ -124,7 +124,9 @@ class PricedPlans:
     @classmethod
     def of(cls, problem: Problem, solver: Solver, seconds: float) -> PricedPlans:
         """Return the plans of a network's problem; `seconds` is the limit of `optimize`."""
-        return cls(problem, Digits.of(problem), solver, time.monotonic() + SHARE * seconds)
+        return cls(
+            problem, Digits.of(problem), solver, time.monotonic() + SHARE_FOR_PRICE * seconds
+        )
 
     def __post_init__(self) -> None:
         self._two = self.digits.bytes_and_rest(self.problem)
@@ -241,7 +243,7 @@ def optimize(
     @cache
     def proof() -> Proof:
         left = end - time.monotonic()
-        most = AGAIN * seconds if found.status == "optimal" else seconds
+        most = SHARE_TO_PROVE_AGAIN * seconds if found.status == "optimal" else seconds
         return prove(asked(), caps, found, solve, max(min(left, most), 0.05))
 
     if caps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from shardwright.errors import ShardwrightError
-from shardwright.planner.contract.mesh import MOST_RANKS, TP
+from shardwright.planner.contract.mesh import MAX_RANKS, TP
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device
@@ -46,7 +46,7 @@ def ranks_that_fit(plan: Plan) -> int | None:
     replicated = max(tp * part - whole, 0) // (tp - 1)
     states = (held.parameters + held.gradients + held.optimizer) / max(part, 1)
     ranks = tp
-    while ranks <= MOST_RANKS:
+    while ranks <= MAX_RANKS:
         per_rank = replicated + (whole - replicated) / ranks
         if states * per_rank + held.cache + held.activations <= limit:
             return ranks

@@ -10,7 +10,7 @@ from functools import partial
 from math import gcd
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
-from shardwright.planner.contract.mesh import EP, MOST_RANKS, TP
+from shardwright.planner.contract.mesh import EP, MAX_RANKS, TP
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
     MeshChoice,
@@ -34,7 +34,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.units import human_bytes
 
-AGAIN = "all blocks computed again"
+ALL_RECOMPUTED = "all blocks computed again"
 """Why a mesh takes longer than it may have to, if fewer would do."""
 
 NEXT = 3
@@ -54,9 +54,9 @@ class Cluster:
         Raises:
             UsageError: one is below 1, or there are too many GPUs.
         """
-        if min(self.hosts, self.gpus_per_host) < 1 or self.ranks > MOST_RANKS:
+        if min(self.hosts, self.gpus_per_host) < 1 or self.ranks > MAX_RANKS:
             raise UsageError(
-                f"{self.hosts} hosts with {self.gpus_per_host} GPUs: from 1 to {MOST_RANKS:,} GPUs"
+                f"{self.hosts} hosts with {self.gpus_per_host} GPUs: from 1 to {MAX_RANKS:,} GPUs"
             )
 
     @property
@@ -211,7 +211,7 @@ def _choice(now: SearchState) -> MeshChoice:
     figures = {"memory": cost.memory.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
     over = now.error_on_device
     why = f"does not fit {human_bytes(over.budget)} a rank" if over else ""
-    why = AGAIN if now.without_recompute is not None and not over else why
+    why = ALL_RECOMPUTED if now.without_recompute is not None and not over else why
     return of.model_copy(update=figures | {"fits": over is None, "why": why})
 
 

@@ -35,9 +35,9 @@ from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.verify.recost import largest
 from shardwright.planner.wording import memory_in_words
 
-WITHOUT = "without activations"
-"""What the bytes of a bound take."""
-LEAST = 0.1
+WITHOUT_ACTIVATIONS = "without activations"
+"""What a bound on bytes leaves out, as a message says it."""
+MIN_SOLVER_SHARE = 0.1
 """The share of the time limit that a solver may take even if tracing took all of it."""
 
 
@@ -78,7 +78,7 @@ class SolverOptions:
     @property
     def for_solver(self) -> float:
         """Seconds that a solver may take: what is left, and a little if nothing is."""
-        return max(self.left, LEAST * self.seconds)
+        return max(self.left, MIN_SOLVER_SHARE * self.seconds)
 
     @property
     def conventions(self) -> frozenset[str]:
@@ -154,7 +154,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     """
     costs, pinned, room = formulation.costs, formulation.pinned, asked.room(task)
     if asked.may_be_over and room is not None and costs.least_bytes > room:
-        raise OverMemory(room, costs.least_bytes, WITHOUT)
+        raise OverMemory(room, costs.least_bytes, WITHOUT_ACTIVATIONS)
     network = formulation.network
     solver = solvers.current(asked.solver)
     solve_by = solvers.load(solver)
@@ -171,7 +171,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     stage("solve")
     aim, least = asked.objective, small.problem.least(BYTES)
     if asked.may_be_over and room is not None and least > room:
-        raise OverMemory(room, least, WITHOUT)
+        raise OverMemory(room, least, WITHOUT_ACTIVATIONS)
 
     @cache
     def candidate(values: tuple[int, ...]) -> tuple[Layouts, UnfoldedSolution]:

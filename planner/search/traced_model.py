@@ -35,10 +35,11 @@ from shardwright.planner.trace.time_limit import traced_until
 from shardwright.planner.trace.trace import trace_model
 from shardwright.runtime.modules.recomputation import recomputable
 
-ROUNDS = 3
-"""How often calls of other lengths are added: those added before may compare other numbers."""
-SEARCHES = 2
-"""How many times as long as the last trace the next trace and the search take together."""
+MAX_ROUNDS = 3
+"""How often calls of other lengths are added: the calls added last may compare other lengths."""
+TIMES_THE_LAST_TRACE = 2
+"""An estimate: tracing again and the search take this many times what the last trace took. The model
+is not traced again if that is more than the time that is left."""
 
 
 class _Trace(NamedTuple):
@@ -206,9 +207,9 @@ class TracedModel:
             if at not in self._traces and task.numbered:
                 found = self._trace(*at, folds=False)
                 task = self._of_trace(found, workload, mesh, along)
-        for _ in range(0 if at in self._traces or any(at) else ROUNDS):
+        for _ in range(0 if at in self._traces or any(at) else MAX_ROUNDS):
             now = time.monotonic()
-            if now + SEARCHES * (now - began) > self.until:
+            if now + TIMES_THE_LAST_TRACE * (now - began) > self.until:
                 break
             began = now
             longer = _at_other_lengths(found, self.pins, task)

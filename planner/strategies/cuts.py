@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Dim, atoms_of, find
 
-MOST = 64
+MAX_CUTS = 64
 """Ways to split some parts of a concatenation: those of 6 different parts."""
 
 
@@ -32,7 +32,7 @@ def _joined(parts: Sequence[Sequence[frozenset[int]]]) -> list[frozenset[int]]:
     found = [frozenset[int]()]
     for options in parts:
         found = list(dict.fromkeys(p | o for p in found for o in options))
-        if len(found) > MOST:
+        if len(found) > MAX_CUTS:
             return []
     return found
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from math import gcd, prod
 
 from shardwright.planner.contract.dims import apportioned
-from shardwright.planner.contract.mesh import CP, MOST_SUB_AXES, TP, sub_name
+from shardwright.planner.contract.mesh import CP, MAX_SUB_AXES, TP, sub_name
 from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, factors_of, find
 from shardwright.planner.graph.graph import Graph, Op
 
@@ -133,7 +133,7 @@ def find_sub_axes(
             asked[share] = asked.get(share, 0) + 1
     chain = [1, ranks]
     for share in sorted(asked, key=lambda s: (-asked[s], s)):
-        if len(chain) > MOST_SUB_AXES:
+        if len(chain) > MAX_SUB_AXES:
             break
         if all(max(share, c) % min(share, c) == 0 for c in chain):
             chain.append(share)

@@ -38,8 +38,9 @@ from shardwright.rules.registry import rule_for
 CASTING = ("to", "_to_copy", "type_as")
 """Ops that cast."""
 
-ELSE = ("ops", "marks", "trained", "unpriced", "draws", "flags", "places")
-COMPARED = [f.name for f in fields(Graph) if f.name not in ELSE]
+# What may differ between two graphs that compute the same.
+NOT_COMPARED = ("ops", "marks", "trained", "unpriced", "draws", "flags", "places")
+COMPARED = [f.name for f in fields(Graph) if f.name not in NOT_COMPARED]
 
 
 def _traced_again(
@@ -132,7 +133,7 @@ def _is_cast(op: Op) -> bool:
 # --- numbers among the arguments
 
 
-OTHERS = ((29, 31), (7, 11), (2, 3))
+OTHER_NUMBERS = ((29, 31), (7, 11), (2, 3))
 """Pairs of values for numbers. The first pair with which the runs can be traced is used."""
 
 
@@ -193,7 +194,7 @@ def _at_any(names: Collection[str], graph: Graph, source: Source) -> _AtAny | No
     if not any(mode.general for mode in modes):
         return _AtAny(set(), flags)
     want = _ruled(graph)
-    for pair in OTHERS:
+    for pair in OTHER_NUMBERS:
         found = [traced(1, value) for value in pair]
         if all(found):
             if not all(one is not None and _ruled(one) == want for one in found):

@@ -40,7 +40,7 @@ from shardwright.planner.trace.trace_runs import trace_runs
 
 Traced = tuple[Source, Folding, Unfolded]
 
-MOST = 1000
+MAX_OPS_TO_TRACE_IN_TRAINING = 1000
 """Ops of a call that is traced in training mode, too, if the plan is not for training."""
 
 
@@ -83,7 +83,7 @@ def trace_all(
         except (ModelError, Unfoldable):
             best = _in_eval_mode(source, partial(tried, source))
     graph, folded = best[1].graph, bool(best[1].stacks)
-    large = len(graph.ops) > MOST * len(graph.branch_paths)
+    large = len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * len(graph.branch_paths)
     if graph.trained or (large and not source.trains):
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):

@@ -27,7 +27,7 @@ from shardwright.runtime.calls.paged import (
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import gather
 
-MOST_MEMORY = 0.6
+MAX_MEMORY = 0.6
 """The share of a machine's memory that caches on its CPU take together by default."""
 
 MESH = "_device_mesh"
@@ -79,7 +79,7 @@ def shared(config: Any, device: torch.device, ranks: int) -> Any:
     config = copy.copy(config) or ContinuousBatchingConfig()
     config.auto_switch_to_flash = False
     if device.type == "cpu" and config.num_blocks is None and config.max_memory_percent is None:
-        config.max_memory_percent = MOST_MEMORY / ranks
+        config.max_memory_percent = MAX_MEMORY / ranks
     return config
 
 

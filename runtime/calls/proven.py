@@ -37,10 +37,10 @@ from shardwright.runtime.calls.paged import KERNEL_LENGTHS, is_paged
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, returned
 
-STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+TOKEN_ARGUMENTS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
 """Arguments with the tokens of a step: the first of these that is given."""
 
-COUNT = "num_items_in_batch"
+LOSS_DIVISOR = "num_items_in_batch"
 """The argument by which losses of transformers are divided instead of by the number of tokens.
 Losses are full, so it is allowed."""
 
@@ -49,10 +49,10 @@ ALIKE = {"StaticCache": "DynamicCache"}
 values that it is given, and writes them at their positions; a dynamic one appends them. Both keep
 heads apart (a test checks that), so a proof for one also holds for the other."""
 
-PLAIN = (bool, int, str, type(None))
+EQUAL_BY_VALUE = (bool, int, str, type(None))
 """Classes of arguments that are equal if their values are."""
 
-MOST = 256
+MAX_KINDS_OF_CALLS = 256
 """Most kinds of calls that are remembered as proven."""
 
 
@@ -168,7 +168,7 @@ class ProvenCalls:
         if kind in self.checked:
             return self.checked[kind]
         known = self._check(given)
-        if kind is not None and len(self.checked) < MOST:
+        if kind is not None and len(self.checked) < MAX_KINDS_OF_CALLS:
             self.checked[kind] = known
         return known
 
@@ -191,7 +191,7 @@ class ProvenCalls:
             kind, known = type(value), self.state.get(name, ())
             if isinstance(value, Tensor):
                 out.append((name, value.dtype, value.requires_grad))
-            elif kind in PLAIN:
+            elif kind in EQUAL_BY_VALUE:
                 out.append((name, kind, value))
             elif kind.__name__ in known or ALIKE.get(kind.__name__) in known:
                 out.append((name, kind))
@@ -231,7 +231,7 @@ class ProvenCalls:
             if is_own(value):
                 self._check_state(name, value)
                 continue
-            if name in self.given or name == COUNT:
+            if name in self.given or name == LOSS_DIVISOR:
                 if type(value) in CONTAINERS and (at := self.plain.unknown(name, value)):
                     yield at
                 continue
@@ -327,7 +327,7 @@ class ProvenCalls:
 
     def _check_tokens(self, given: Mapping[str, Any]) -> None:
         """Check that a call with a filled cache has only one token."""
-        found = [given[n] for n in STEPS if isinstance(given.get(n), Tensor)]
+        found = [given[n] for n in TOKEN_ARGUMENTS if isinstance(given.get(n), Tensor)]
         if found and found[0].shape[1] > 1 and any(map(_filled, map(given.get, self.state))):
             raise UsageError(
                 f"{found[0].shape[1]} tokens after a filled cache of {self.model}, and the plan is "

@@ -12,7 +12,7 @@ from shardwright.errors import CheckpointError
 from shardwright.planner.contract.files import parse_json
 from shardwright.runtime.checkpoint.mapped import StoredFile
 
-MOST_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Largest header in bytes, the limit of safetensors itself."""
 
 DTYPES = {
@@ -64,7 +64,7 @@ def read_header(file: StoredFile) -> dict[str, Entry]:
     """
     try:
         length = int.from_bytes(file.bytes_at(0, 8), "little")
-        text = file.bytes_at(8, length) if length <= min(file.size - 8, MOST_HEADER) else b""
+        text = file.bytes_at(8, length) if length <= min(file.size - 8, MAX_HEADER) else b""
     except OSError as error:
         raise CheckpointError(f"cannot read {file.path}: {error.strerror or error}") from None
     try:

@@ -26,9 +26,9 @@ from shardwright.planner.contract.dims import Range
 Piece = tuple[int, int]
 """(start, length), in elements of a tensor or bytes of a file."""
 
-LEAST = 1 << 18
+MIN_PIECE_BYTES = 1 << 18
 """Least bytes of each of several pieces for which a separate mapping is worth it."""
-MOST = 64
+MAX_PIECES = 64
 """Most pieces of one tensor: a process may have some 65,000 mappings."""
 
 _FIXED = 0x10  # MAP_FIXED on Linux, on all processors that torch runs on
@@ -49,7 +49,9 @@ def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: in
     each = prod(shape[last + 1 :])
     count = prod(sum(b - a for a, b in held) for held in ranges[:last]) * len(ranges[last])
     smallest = min((b - a for a, b in ranges[last]), default=0) * each * itemsize
-    if not smallest or (count > 1 and (count > MOST or smallest < LEAST or not can_map())):
+    if not smallest or (
+        count > 1 and (count > MAX_PIECES or smallest < MIN_PIECE_BYTES or not can_map())
+    ):
         return []
     rows = [0]
     for size, held in zip(shape, ranges[:last], strict=False):

@@ -24,7 +24,7 @@ from torch import Tensor
 BLOCK = 32 << 20
 """Bytes allocated at a time; unused bytes take no memory."""
 
-LEAST = 1 << 16
+MIN_BYTES = 1 << 16
 """Least bytes of a tensor that gets its memory from a block."""
 
 ALIGNED = 64
@@ -46,7 +46,7 @@ class Room:
         """Return an uninitialised contiguous tensor."""
         count = prod(shape)
         size = count * dtype.itemsize
-        if self.device.type != "cpu" or size < LEAST or not hasattr(mmap, "MADV_HUGEPAGE"):
+        if self.device.type != "cpu" or size < MIN_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
             return torch.empty(shape, dtype=dtype, device=self.device)
         start = -(-self._used // ALIGNED) * ALIGNED
         if self._block is None or start + size > len(self._block):

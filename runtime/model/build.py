@@ -244,7 +244,7 @@ def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
     return cls
 
 
-MOST_MODULES = 1 << 18
+MAX_MODULES = 1 << 18
 """Most modules of a model: the largest models have half as many, counting each expert."""
 
 
@@ -267,9 +267,9 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
         nonlocal count
         if threading.get_ident() == thread:
             count += 1
-            if count > MOST_MODULES:
+            if count > MAX_MODULES:
                 raise ModelError(
-                    f"a {cls.__name__} of this config has more than {MOST_MODULES:,} modules"
+                    f"a {cls.__name__} of this config has more than {MAX_MODULES:,} modules"
                 )
 
     handle = register_module_module_registration_hook(counted)

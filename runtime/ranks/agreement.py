@@ -27,7 +27,7 @@ AT_ONCE = 2048
 LENGTH = 8
 """Bytes of the length field."""
 
-MOST = 1 << 24
+MAX_MESSAGE = 1 << 24
 """Most bytes of a rank's message."""
 
 
@@ -131,7 +131,7 @@ def _exchanged(told: bytes, group: dist.ProcessGroup) -> list[bytes]:
         len(told).to_bytes(LENGTH, "little") + told[:AT_ONCE].ljust(AT_ONCE), group
     )
     lengths = [int.from_bytes(text[:LENGTH], "little") for text in begun]
-    if max(lengths) > MOST:
+    if max(lengths) > MAX_MESSAGE:
         raise RuntimeError("a rank announced a message that is too long")
     if (rest := max(lengths) - AT_ONCE) > 0:
         ends = _all_gathered(told[AT_ONCE:].ljust(rest), group)

@@ -28,7 +28,7 @@ from shardwright.runtime.redistribution.reshard import take_local
 
 aten = torch.ops.aten
 
-AGAIN = "plan the model again as it is now"
+PLAN_AGAIN = "plan the model again as it is now"
 
 
 class Part:
@@ -54,7 +54,7 @@ class Part:
         if len(sizes) != len(self.dims):
             raise UsageError(
                 f"random numbers are drawn for a tensor of {len(sizes)} dims, where the plan has "
-                f"'{Placement(self.dims)}': {AGAIN}"
+                f"'{Placement(self.dims)}': {PLAN_AGAIN}"
             )
         return Placement(tuple(map(self._whole, self.dims, sizes)))
 
@@ -109,7 +109,7 @@ class RandomDraws(TorchDispatchMode):
         """Raise because the code draws differently from when it was traced."""
         raise UsageError(
             f"a {self.module} draws random numbers for other tensors than those that the plan has "
-            f"({len(self.parts)}): {AGAIN}"
+            f"({len(self.parts)}): {PLAN_AGAIN}"
         )
 
 

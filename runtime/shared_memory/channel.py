@@ -24,7 +24,7 @@ sent in pieces, and the ranks wait for each other at each piece."""
 SPINS = 2000
 """How often a rank polls before it yields the processor, if each rank has a processor."""
 
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 """Most ranks that can share one memory; the same as in `collectives.cpp`."""
 
 DTYPES = {

@@ -29,7 +29,7 @@ COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120.0
 """Time limit for the compiler, which takes a few seconds on an idle machine."""
 
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 """File mode bits that let others write to a file."""
 
 CHECK = ctypes.CFUNCTYPE(c_int)
@@ -119,13 +119,13 @@ def _is_ours(path: Path) -> bool:
     if path.is_symlink() or not path.exists():
         return False
     about = path.stat()
-    return about.st_uid == os.getuid() and not about.st_mode & OTHERS
+    return about.st_uid == os.getuid() and not about.st_mode & WRITABLE_BY_OTHERS
 
 
 def _is_safe(folder: Path) -> bool:
     """Return whether nobody else can replace our folder inside `folder`."""
     about = folder.stat()
-    shared = about.st_mode & OTHERS and not about.st_mode & stat.S_ISVTX
+    shared = about.st_mode & WRITABLE_BY_OTHERS and not about.st_mode & stat.S_ISVTX
     return about.st_uid in (0, os.getuid()) and not shared
 
 

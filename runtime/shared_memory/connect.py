@@ -20,7 +20,7 @@ from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.agreement import gather
 from shardwright.runtime.ranks.failure import named, on_hang_up
 from shardwright.runtime.ranks.peers import Peer
-from shardwright.runtime.shared_memory.channel import MOST_RANKS, Channel, size
+from shardwright.runtime.shared_memory.channel import MAX_RANKS, Channel, size
 from shardwright.runtime.shared_memory.compiled import UnavailableError, library, version
 
 LOG = logging.getLogger("shardwright")
@@ -93,8 +93,8 @@ def _connected(group: dist.ProcessGroup) -> Channel | None:
 
 
 def _why_not(ranks: int) -> str | None:
-    if ranks > MOST_RANKS:
-        return f"they are more than {MOST_RANKS}"
+    if ranks > MAX_RANKS:
+        return f"they are more than {MAX_RANKS}"
     if os.environ.get("SHARDWRIGHT_SHARED_MEMORY", "1") in ("", "0"):
         return "SHARDWRIGHT_SHARED_MEMORY=0"
     if not hasattr(os, "memfd_create"):

@@ -65,11 +65,11 @@ def read_one(
 
 @pytest.mark.parametrize("chunk", [64, 8 * 2**20])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("least", [1, mapped.LEAST], ids=["joined", "copied"])
+@pytest.mark.parametrize("least", [1, mapped.MIN_PIECE_BYTES], ids=["joined", "copied"])
 def test_every_rank_reads_its_slice(
     tmp_path: Path, ranks: int, chunk: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped, "LEAST", least)
+    monkeypatch.setattr(mapped, "MIN_PIECE_BYTES", least)
     cut = module.boxes
     monkeypatch.setattr(module, "boxes", lambda ranges, itemsize: cut(ranges, itemsize, chunk))
     names = list(PLACEMENTS)

@@ -4,19 +4,19 @@ import gc
 
 import torch
 
-from shardwright.runtime.checkpoint.memory import BLOCK, LEAST, Room
+from shardwright.runtime.checkpoint.memory import BLOCK, MIN_BYTES, Room
 
 
 def test_tensors_of_a_block_lie_apart() -> None:
     room = Room(torch.device("cpu"))
     wanted = [
-        ((LEAST + 1,), torch.bool),  # the next begins where it may
-        ((LEAST, 3), torch.float64),
+        ((MIN_BYTES + 1,), torch.bool),  # the next begins where it may
+        ((MIN_BYTES, 3), torch.float64),
         ((2, 3), torch.float32),  # too little for a block
         ((0, 5), torch.bfloat16),
-        ((LEAST, 1, 5), torch.bfloat16),
+        ((MIN_BYTES, 1, 5), torch.bfloat16),
         ((BLOCK // 4 + 1,), torch.int32),  # more than a block
-        ((LEAST,), torch.complex64),
+        ((MIN_BYTES,), torch.complex64),
     ]
     made = [room.take(shape, dtype) for shape, dtype in wanted]
     for i, tensor in enumerate(made):
@@ -32,4 +32,4 @@ def test_tensors_of_a_block_lie_apart() -> None:
 
 
 def test_elsewhere_torch_gives_memory() -> None:
-    assert Room(torch.device("meta")).take([LEAST, 4], torch.float32).is_meta
+    assert Room(torch.device("meta")).take([MIN_BYTES, 4], torch.float32).is_meta

@@ -167,7 +167,7 @@ def test_negative_numbers_are_read() -> None:
 def test_without_time_for_another_trace_other_lengths_are_refused(
     test: Callable[[Tensor, Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwright.planner.search.traced_model.SEARCHES", 1e9)
+    monkeypatch.setattr("shardwright.planner.search.traced_model.TIMES_THE_LAST_TRACE", 1e9)
     torch.manual_seed(0)
     model = Doubles(test).double()
     found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),))

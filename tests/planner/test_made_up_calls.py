@@ -97,7 +97,7 @@ class Scaled(Mlp):
 
 def test_training_mode_of_a_large_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is only traced if the plan is for training, and refused otherwise."""
-    monkeypatch.setattr(folded_trace, "MOST", 1)
+    monkeypatch.setattr(folded_trace, "MAX_OPS_TO_TRACE_IN_TRAINING", 1)
     model, inputs = Scaled().double().eval(), features(WIDTH)
     with_training = planned(model, inputs, 2, phase="train")
     without = planned(model, inputs, 2)

@@ -20,7 +20,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.prepare import prepare
 from shardwright.planner.trace.runs.example_calls import example_call
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.unused_modules import MOST_OPS, more_runs, told_apart
+from shardwright.planner.trace.runs.unused_modules import MAX_OPS, more_runs, told_apart
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -232,7 +232,7 @@ class Recurrent(nn.Module):
         self.up = nn.Linear(20, 20)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        for _ in range(MOST_OPS):
+        for _ in range(MAX_OPS):
             pixel_values = self.up(pixel_values)
         return pixel_values
 

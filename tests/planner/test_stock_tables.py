@@ -13,7 +13,7 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.exports import export
 from shardwright.planner.exports.stock.runtimes import _not_in_vllm, by_class, source
-from shardwright.planner.exports.stock.table import MOST, WHOLE, candidates, held
+from shardwright.planner.exports.stock.table import MAX_RATIO, WHOLE, candidates, held
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran
 from shardwright.planner.problem.tp_plan import general
@@ -54,7 +54,7 @@ def test_where_code_counts_heads_itself_layers_are_gathered() -> None:
 
 def least(plan: Plan, model: Any) -> dict[str, str]:
     """The first table by which a rank holds no more than by the plan."""
-    ours = MOST * max(plan.predicted.parameter_bytes)
+    ours = MAX_RATIO * max(plan.predicted.parameter_bytes)
     return next(t for t in candidates(plan, model) if sum(held(t, model, 2).values()) <= ours)
 
 

@@ -94,6 +94,6 @@ def test_on_ranks(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*asked, "-o", str(tmp_path / "plan.json")])
     assert result.exit_code == 0, result.output
     plan = Plan.load(tmp_path / "plan.json")
-    assert len(plan.trials) == tuning.MOST - 1
+    assert len(plan.trials) == tuning.MAX_PLANS - 1
     assert all(trial.time_ns > 0 and trial.beside_ns > 0 for trial in plan.trials)
     assert {*map(len, (trial.mesh for trial in plan.trials))} == {1, 2}

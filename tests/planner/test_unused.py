@@ -15,7 +15,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace import folded_trace
-from shardwright.planner.trace.inputs.argument_options import OTHERS, SIDE
+from shardwright.planner.trace.inputs.argument_options import OTHER_IMAGE_SIZES, SIDE
 from shardwright.planner.trace.inputs.example_inputs import example_inputs
 from shardwright.planner.trace.model.source import read_source
 from shardwright.planner.trace.runs.run import Run
@@ -277,7 +277,11 @@ def test_shapes_come_from_the_config() -> None:
         for g in example_inputs(tower, torch.float64)
         if g["pixel_values"] is not None
     ]
-    others = [(3, 2, 1, SIZE, SIZE), (3, 2, 1, SIDE, SIDE), *((3, 1, *size) for size in OTHERS)]
+    others = [
+        (3, 2, 1, SIZE, SIZE),
+        (3, 2, 1, SIDE, SIDE),
+        *((3, 1, *size) for size in OTHER_IMAGE_SIZES),
+    ]
     assert shapes == [(3, 1, SIZE, SIZE), (3, 1, SIDE, SIDE), (3, 19, 16), *others]
     assert [*example_inputs(Strange(), torch.float64)] == []
 

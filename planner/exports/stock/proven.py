@@ -16,7 +16,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.experts import DISPATCH, expert_ranks
 from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
-from shardwright.planner.exports.stock.table import MOST, Table, candidates, held
+from shardwright.planner.exports.stock.table import MAX_RATIO, Table, candidates, held
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran, Way, try_out
 from shardwright.planner.problem.tp_plan import read
@@ -193,7 +193,7 @@ def proven(
         except ShardwrightError as error:
             why = why or f"{what} do not run: {error}"
             continue
-        if ran.ok and ran.share <= MOST * _share(table, experts, model.small, ranks):
+        if ran.ok and ran.share <= MAX_RATIO * _share(table, experts, model.small, ranks):
             return Proven(plan, model, table, ran, ranks, experts)
         why = why or (
             f"{what} differ from the unsplit model: logits by {ran.logits:.1e}, gradients by "
@@ -216,7 +216,7 @@ def _held(plan: Plan, model: nn.Module, table: Table, experts: Table) -> dict[st
 def _heavier(plan: Plan, model: nn.Module, table: Table, experts: Table) -> str | None:
     """Describe what a table replicates that the plan shards; None if that is little."""
     sizes, ours = _held(plan, model, table, experts), max(plan.predicted.parameter_bytes)
-    if sum(sizes.values()) <= MOST * ours:
+    if sum(sizes.values()) <= MAX_RATIO * ours:
         return None
     whole = _whole(plan, model, sizes)
     more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""

@@ -21,7 +21,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.experts import expert_ranks, expert_rules
 from shardwright.planner.exports.stock.proven import Model, proven, ranks_to_run
-from shardwright.planner.exports.stock.table import MOST, WHOLE
+from shardwright.planner.exports.stock.table import MAX_RATIO, WHOLE
 from shardwright.planner.on_ranks.stock import Source, Table
 
 IN_TORCH = {
@@ -150,7 +150,7 @@ def _with_own_style(plan: Plan, model: Model) -> str:
     again = make_plan(model.small, tp=ranks, objective="memory", sequence_parallel=along)
     ran = model.run(Table(again), ranks)
     predicted = max(again.predicted.parameter_bytes) / again.predicted.unsharded_bytes
-    if not (ran.ok and ran.share <= MOST * predicted):
+    if not (ran.ok and ran.share <= MAX_RATIO * predicted):
         raise PlanError(
             f"our style in transformers differs from the unsplit model: logits by {ran.logits:.1e}"
             f", gradients by {ran.gradients:.1e} ({ran.worst}), or holds {ran.share:.0%} of all "

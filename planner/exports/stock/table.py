@@ -32,7 +32,7 @@ from shardwright.planner.exports.stock.styles import (
 from shardwright.planner.problem.tp_plan import general, read, split_dim, style_of
 
 WHOLE = "replicate"
-MOST = 1.05
+MAX_RATIO = 1.05
 """A table may hold at most this many times the plan's bytes per rank."""
 
 

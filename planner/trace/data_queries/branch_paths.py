@@ -1,8 +1,9 @@
 """Branches on data of which both sides go on: the run is traced once for each side.
 
 A plan must hold for both traces, as for all runs. All ranks read the same value, so all of them
-take the same branch. If a run has more than `MOST` such branches, the module that branches is
-treated as data-dependent. A loop of one module that may end after each pass has up to `CHAIN`.
+take the same branch. If a run has more than `MAX_QUESTIONS` such branches, the module that
+branches is treated as data-dependent. A loop of one module that may end after each pass has up to
+`MAX_IN_CHAIN`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
 """For each traced call: (number of the run, answers to the first questions that it asks)."""
 
-MOST, CHAIN = 2, 12
-"""The most questions of a run that are answered both ways. `CHAIN` holds where a module asks all of
-them, and goes on to the next after one answer alone."""
+MAX_QUESTIONS, MAX_IN_CHAIN = 2, 12
+"""The most questions of a run that are answered both ways. `MAX_IN_CHAIN` holds where a module asks
+all of them, and goes on to the next after one answer alone."""
 
 _present: ContextVar[tuple[int, Iterator[bool], dict[str, bool]]] = ContextVar("present")
 """The current traced call: its number, the remaining answers, and answers that hold all through it.
@@ -36,7 +37,7 @@ def both(
     `fewer` takes it back.
     """
     run, answers = paths[traced_call]
-    if len(answers) >= (CHAIN if chain and len({*answers}) == 1 else MOST):
+    if len(answers) >= (MAX_IN_CHAIN if chain and len({*answers}) == 1 else MAX_QUESTIONS):
         return None
     same = {traced_call, *(i for i, (r, a) in enumerate(paths) if r in alike and a == answers)}
     found: list[tuple[int, Answers]] = []

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
-MOST = 1 << 16
+MAX_ELEMENTS = 1 << 16
 """Values of results with this many elements or more are not kept, unless operands have as many."""
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ class KnownValues:
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
         elif known:
-            most = max(MOST, *(t.numel() + 1 for t in given), 0)
+            most = max(MAX_ELEMENTS, *(t.numel() + 1 for t in given), 0)
             small = sum(t.numel() for t in tensors_in(out)) < most
             made = self._computed(func, args, kwargs) if small else None
         else:

@@ -37,7 +37,7 @@ SIDE = 224
 """Usual side of an image, in pixels."""
 
 USUAL = SIDE, SIDE
-OTHERS = ((48, 320), (672, 672), (1536, 1536))
+OTHER_IMAGE_SIZES = ((48, 320), (672, 672), (1536, 1536))
 """Heights and widths of lines of text, of larger images, and of images that are cut into tiles."""
 
 PADDED, IN_A_ROW = "spatial_shapes", "target_sizes"
@@ -89,7 +89,7 @@ def _images(at: Subject, name: str) -> Iterator[Option]:
             yield {name: at.floats(TRACE_BATCH, TRACE_SEQ, _colours(config) * patch * patch)}
     for shape in shapes:
         yield {name: at.floats(TRACE_BATCH, 2, *shape)}
-    for size in OTHERS:
+    for size in OTHER_IMAGE_SIZES:
         yield {name: at.floats(TRACE_BATCH, _colours(at.configs[0]), *size)}
 
 

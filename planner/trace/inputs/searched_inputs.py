@@ -18,7 +18,7 @@ from shardwright.planner.trace.inputs.denoiser_arguments import Option, options,
 from shardwright.planner.trace.inputs.input_trial import Ended, Given, arguments, tried
 from shardwright.planner.trace.inputs.subject import Subject
 
-MOST = 64
+MAX_TRIALS = 64
 """Trials of one model at most."""
 
 LIKELY = 2
@@ -36,7 +36,7 @@ class Search:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.at = module, Subject(module)
-        self.left = MOST
+        self.left = MAX_TRIALS
         self.known: dict[str, list[Option]] = {n: options(self.at, n) for n in self.at.names}
         self.unknown = [name for name in self.at.needed if not self.known[name]]
         self.given: dict[str, Any] = {}

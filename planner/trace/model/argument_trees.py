@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shardwright.planner.contract.plain_values import BLOCK_MASK
-from shardwright.runtime.slots import PLAIN
+from shardwright.runtime.slots import HOLD_NO_TENSORS
 
 
 def tree_map(change: Callable[..., Any], value: Any, *more: Any) -> Any:
@@ -51,7 +51,7 @@ def _leaves(value: Any, met: set[int]) -> Iterator[Any]:
 
 def _held(leaf: Any) -> dict[str, Any] | None:
     """Return the attributes of an object that may hold tensors; None for other leaves."""
-    known = isinstance(leaf, (Tensor, *PLAIN)) or callable(leaf)
+    known = isinstance(leaf, (Tensor, *HOLD_NO_TENSORS)) or callable(leaf)
     if known or type(leaf).__name__ == BLOCK_MASK:
         return None
     fields = dataclasses.fields(leaf) if dataclasses.is_dataclass(leaf) else ()  # some have slots

@@ -10,7 +10,7 @@ import torch
 from shardwright.planner.graph.buffer_values import value_of
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 
-MOST, MOST_FLOATS = 1 << 14, 1 << 24
+MAX_ELEMENTS, MAX_FLOATS = 1 << 14, 1 << 24
 """Values of tensors with this many elements or more are not kept."""
 
 
@@ -34,7 +34,7 @@ def remembered(value: Any, meta: torch.Tensor, floats: bool = False) -> torch.Te
     floating = value.is_floating_point()
     if value.is_complex() or (floating and not floats):
         return meta
-    if value.numel() >= (MOST_FLOATS if floating else MOST):
+    if value.numel() >= (MAX_FLOATS if floating else MAX_ELEMENTS):
         return meta
     meta = torch.empty_like(meta)
     meta.shardwright_value = value.detach().cpu().clone()  # type: ignore[attr-defined]

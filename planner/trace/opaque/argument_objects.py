@@ -26,7 +26,7 @@ Path = tuple[Any, ...]
 NAMES = (type, Enum, FunctionType)
 """Types of values that are the same in any run."""
 
-PLAIN = (int, float, str, Tensor, nn.Module, torch.dtype, torch.device, *NAMES)
+NOT_SEARCHED = (int, float, str, Tensor, nn.Module, torch.dtype, torch.device, *NAMES)
 """Types of values that are not searched."""
 
 
@@ -177,7 +177,7 @@ def _walk(value: Any, path: Path, met: set[int]) -> Iterator[tuple[Path, Any, bo
         parts = value.items()
     elif isinstance(value, (list, tuple)):
         parts = enumerate(value)
-    elif hasattr(value, "__dict__") and not isinstance(value, PLAIN):
+    elif hasattr(value, "__dict__") and not isinstance(value, NOT_SEARCHED):
         parts = vars(value).items()
     if parts is None and not isinstance(value, Tensor):
         yield path, value, False

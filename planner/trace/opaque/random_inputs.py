@@ -33,7 +33,7 @@ SCALES = (0.1, 0.01, 1.0)
 LARGE = 1 << 26
 """Parameters of this many bytes or more are a single element in memory, expanded."""
 
-PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN_TYPES = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Spec(NamedTuple):
@@ -137,7 +137,7 @@ def stated(leaf: Any, known: Callable[[Tensor], Tensor | None] = lambda x: None)
         if (value := known(inner(leaf))) is not None:
             return Valued.of(value)
         return tuple(int(n) for n in leaf.shape), leaf.dtype
-    if not isinstance(leaf, PLAIN):
+    if not isinstance(leaf, PLAIN_TYPES):
         raise NeedsData(f"a {type(leaf).__name__} is among its arguments")
     if isinstance(leaf, bool):
         return bool(leaf)  # a stand-in gets the answer of the current branch path
@@ -245,6 +245,6 @@ def _place(tensor: Tensor) -> int:
 def _spec(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return Spec(tuple(leaf.shape), leaf.stride(), leaf.dtype)
-    if not isinstance(leaf, PLAIN):
+    if not isinstance(leaf, PLAIN_TYPES):
         raise NeedsData(f"a {type(leaf).__name__} is among its results")
     return leaf

@@ -30,7 +30,7 @@ DROPPING = (
 )
 """Dropout functions; they are traced as if they dropped nothing."""
 
-PLAIN = (type(None), bool, int, float)
+PLAIN_TYPES = (type(None), bool, int, float)
 ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
     **{
@@ -76,7 +76,7 @@ def harmless_at(
             ends = [_value(node, names, {asked: truth}) for truth in (False, True)]
         except Exception:  # `Unclear`, or any exception of a comparison
             return False
-        if type(ends[0]) in PLAIN and type(ends[0]) is type(ends[1]) and ends[0] == ends[1]:
+        if type(ends[0]) in PLAIN_TYPES and type(ends[0]) is type(ends[1]) and ends[0] == ends[1]:
             return True
     return False
 

@@ -55,7 +55,7 @@ FOR_DEVICES = {
 }
 """Ops that torch's mode special-cases because their tensors may be on several devices."""
 
-MOST = 10_000
+MAX_CACHED_RESULTS = 10_000
 """The most results that are cached."""
 
 VIEWS = {
@@ -225,7 +225,7 @@ class OnMeta(FakeTensorMode):
 
 
 def _keep(given: Hashable, made: Tensor, start: int) -> None:
-    if made.layout == torch.strided and len(_kept) < MOST:
+    if made.layout == torch.strided and len(_kept) < MAX_CACHED_RESULTS:
         _kept[given] = made.shape, made.stride(), made.dtype, int(start)
 
 

@@ -23,7 +23,7 @@ BATCHES = "init_continuous_batching"
 """The method of models that can batch continuously."""
 
 
-PLAIN = (EAGER, "sdpa")
+ATTENTION_OF_OPS = (EAGER, "sdpa")
 """Attention of transformers that is code of torch's ops, also with a paged cache."""
 
 
@@ -52,10 +52,10 @@ def batched_call(module: nn.Module) -> Run:
     except ValueError as error:
         raise ModelError(f"transformers cannot batch this model continuously: {error}") from error
     attention = config._attn_implementation
-    if attention not in PLAIN:
+    if attention not in ATTENTION_OF_OPS:
         raise ModelError(
             f"the attention of {type(module).__name__} is '{attention}', and continuous batching "
-            f"is proven for {' and '.join(PLAIN)}: plan without continuous_batching"
+            f"is proven for {' and '.join(ATTENTION_OF_OPS)}: plan without continuous_batching"
         )
     given = batch_arguments(
         kinds,

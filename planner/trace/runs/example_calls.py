@@ -54,7 +54,7 @@ KINDS = "num_codebooks", "num_channels"
 TOKENS = ("latent_query_num", "image_seq_length", "mm_tokens_per_image")
 """Entries of configs for the number of tokens that stand for an image."""
 
-MOST = 40
+MAX_TRIALS = 40
 """Inputs that are tried at most."""
 
 BEFORE = 2
@@ -80,7 +80,7 @@ def example_call(module: nn.Module) -> dict[str, Any]:
         return text_inputs(module)
     on_data: dict[tuple[int, ...], tuple[dict[str, Any], Run]] = {}
     trials = Trials(module)
-    for inputs in islice(_candidates(trials), MOST):
+    for inputs in islice(_candidates(trials), MAX_TRIALS):
         run = Run("", (), moved(inputs))
         ended = trials.attempt(run)
         if ended is Trial.RUNS:

@@ -18,7 +18,7 @@ from shardwright.planner.trace.inputs.searched_inputs import Search
 from shardwright.planner.trace.model.input_values import moved
 from shardwright.planner.trace.runs.run import Run
 
-LEAST = 0.01
+MIN_SHARE = 0.01
 """The share of all parameters that a module must have."""
 
 
@@ -27,7 +27,7 @@ def lone_runs(root: nn.Module, reached: Collection[str]) -> Iterator[Run]:
 
     Modules in lists of blocks are left out.
     """
-    least = LEAST * sum(p.numel() for p in root.parameters())
+    least = MIN_SHARE * sum(p.numel() for p in root.parameters())
     done: list[str] = []
     for name, module in root.named_modules():
         within = root.get_submodule(name.rpartition(".")[0])

@@ -21,10 +21,10 @@ from shardwright.planner.trace.runs.decoding import EMBEDDED, GROWING, POSITIONS
 from shardwright.planner.trace.runs.further_runs import SPANS
 from shardwright.planner.trace.runs.run import Run
 
-OTHERS = {*MASKS, *BESIDE, *GROWING, *EMBEDDED, *SPANS, POSITIONS, "labels"}
+OF_OTHER_CALLS = {*MASKS, *BESIDE, *GROWING, *EMBEDDED, *SPANS, POSITIONS, "labels"}
 """Arguments of other further calls (`further_runs.py`)."""
 
-MOST = 12
+MAX_TRIALS = 12
 """Calls that are tried at most."""
 
 
@@ -35,7 +35,7 @@ def optional_runs(root: nn.Module, plain: Run) -> Iterator[Run]:
     may be needed together, then each by itself.
     """
     given = plain.kwargs
-    for more in [*_switches(root, given), *_tensors(root, given)][:MOST]:
+    for more in [*_switches(root, given), *_tensors(root, given)][:MAX_TRIALS]:
         yield plain._replace(kwargs={**given, **more})
 
 
@@ -47,7 +47,7 @@ def _switches(root: nn.Module, given: Mapping[str, Any]) -> Iterator[dict[str, b
 def _tensors(root: nn.Module, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     at = Subject(root)
     left_out = [n for n, p in at.names.items() if p.default is None and given.get(n) is None]
-    said = [n for n in documented(at) if n in left_out and n not in OTHERS]
+    said = [n for n in documented(at) if n in left_out and n not in OF_OTHER_CALLS]
     found = {name: moved(option) for name in said if (option := next(options(at, name), None))}
     words = dict.fromkeys(name.partition("_")[0] for name in found)
     groups = [[n for n in found if n.partition("_")[0] == word] for word in words]

@@ -26,7 +26,7 @@ from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.record.fake_mode import TooManyOps
 from shardwright.planner.trace.runs.decoding import GROWING, SWITCH
-from shardwright.planner.trace.runs.lone_modules import LEAST, lone_runs
+from shardwright.planner.trace.runs.lone_modules import MIN_SHARE, lone_runs
 from shardwright.planner.trace.runs.optional_arguments import optional_runs
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
@@ -34,7 +34,7 @@ from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fa
 CROSS_INPUTS = ("encoder_hidden_states", "encoder_outputs")
 """Arguments for the output of an encoder: the tensor, or a tuple whose first entry it is."""
 
-MOST_OPS = 8_000
+MAX_OPS = 8_000
 """A tower that calls more ops stays replicated: recurrent layers call some for each place."""
 
 
@@ -84,7 +84,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
             continue
         for run in _alone(name, module):
             try:
-                used |= _used(root, run, MOST_OPS)
+                used |= _used(root, run, MAX_OPS)
             except TooManyOps:  # it stays replicated
                 done.append(name)
                 break
@@ -98,7 +98,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
     if _of_text(plain) and not turned_on:
         for run in lone_runs(root, used | {*done}):
             with suppress(Exception):  # it calls too many ops, or makes tensors for data
-                _used(root, run, MOST_OPS)
+                _used(root, run, MAX_OPS)
                 yield run
 
 
@@ -112,11 +112,11 @@ def _with_options(root: nn.Module, plain: Run, used: set[str]) -> Iterator[Run]:
     own = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in root.named_modules()}
     left = own.keys() - used
     for run in optional_runs(root, plain):
-        if sum(own[n] for n in left) < LEAST * sum(own.values()):
+        if sum(own[n] for n in left) < MIN_SHARE * sum(own.values()):
             return
         with suppress(Exception):  # no such call, or it needs other arguments as well
             opaque = Opaque(root)
-            now = _used(root, run, MOST_OPS, opaque)
+            now = _used(root, run, MAX_OPS, opaque)
             if any(own[n] for n in now & left) and not opaque.alike:
                 left -= now
                 yield run

@@ -35,7 +35,7 @@ from shardwright.planner.trace.sizes.expressions import (
 )
 from shardwright.planner.trace.sizes.length_tests import SIGNS, LengthTest, LengthTests
 from shardwright.runtime.code.model_objects import is_config
-from shardwright.runtime.slots import PLAIN, parts
+from shardwright.runtime.slots import HOLD_NO_TENSORS, parts
 
 ASKING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __divmod__ __rdivmod__ __int__ __round__
@@ -273,7 +273,11 @@ def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
     """
     if isinstance(value, SourcedInt):
         value.provenance.as_number(value.expression)
-    elif not (isinstance(value, (torch.Tensor, *PLAIN)) or is_config(value) or id(value) in around):
+    elif not (
+        isinstance(value, (torch.Tensor, *HOLD_NO_TENSORS))
+        or is_config(value)
+        or id(value) in around
+    ):
         for pair in [*(parts(value) or ())]:  # keys may be numbers too
             for part in pair:
                 seen_by_users(part, (*around, id(value)))

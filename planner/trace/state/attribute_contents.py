@@ -16,7 +16,7 @@ from shardwright.runtime.code.model_objects import CODE, HARMLESS, LARGEST, OF_T
 
 CONTAINERS = (list, dict, set, deque)
 
-MOST = 10_000
+MAX_CONTAINERS = 10_000
 """The most containers and objects of a model that a snapshot covers."""
 
 NOT_KEPT = OF_TORCH | HARMLESS | {"forward"}
@@ -78,10 +78,10 @@ def _plain_ones(module: nn.Module) -> dict[str, Any]:
 
 
 def _within(values: list[Any]) -> list[Any]:
-    """Return the containers and objects among `values`, recursively; at most `MOST`."""
+    """Return the containers and objects among `values`, recursively; at most `MAX_CONTAINERS`."""
     found: dict[int, Any] = {}
     todo = list(values)
-    while todo and len(found) < MOST:
+    while todo and len(found) < MAX_CONTAINERS:
         value = todo.pop()
         if id(value) in found or not (type(value) in CONTAINERS or _may_change(value)):
             continue

@@ -32,7 +32,7 @@ from shardwright.planner.trace.state.attribute_reads import (
 )
 from shardwright.planner.trace.state.hidden_attributes import HIDDEN, hidden_until_asked
 
-MOST = 100_000
+MAX_CALLS = 100_000
 """The most torch functions that may be called in a run with hidden numbers."""
 
 
@@ -294,7 +294,7 @@ class KeptState:
                 return value
             return hidden(plain(value), sign, self._asked.setdefault(place, []))
 
-        shows = Shows([], MOST) if sign else nullcontext()
+        shows = Shows([], MAX_CALLS) if sign else nullcontext()
         try:
             with hidden_until_asked(self.modules, places, found), shows:
                 yield

@@ -24,7 +24,7 @@ SCAN, MAP = "torch._higher_order_ops.scan", "torch._higher_order_ops.map"
 for _name in (COND, LOOP, SCAN, MAP):
     import_module(_name)
 
-MOST = 64
+MAX_PASSES = 64
 """The most passes that are traced."""
 
 
@@ -59,10 +59,10 @@ def _while(
     """Run the passes of a loop.
 
     Raises:
-        Unproven: data decides how many there are, or there are more than `MOST`.
+        Unproven: data decides how many there are, or there are more than `MAX_PASSES`.
     """
     carried = tuple(carried)
-    for _ in range(MOST):
+    for _ in range(MAX_PASSES):
         goes_on = condition(*carried, *more)
         if not _is_known(goes_on):
             break
@@ -70,8 +70,8 @@ def _while(
             return carried
         carried = tuple(body(*carried, *more))
     raise Unproven(
-        f"torch.while_loop makes as many passes as data says, or over {MOST}: use a Python loop "
-        "over a range, or put it into a module of its own, which then stays replicated"
+        f"torch.while_loop makes as many passes as data says, or over {MAX_PASSES}: use a Python "
+        "loop over a range, or put it into a module of its own, which then stays replicated"
     )
 
 

@@ -20,12 +20,12 @@ from shardwright.planner.trace.runs.run import Run, Runner, State
 from shardwright.planner.trace.state.attribute_contents import NOT_KEPT
 from shardwright.planner.trace.trial.call_log import Call, Calls
 from shardwright.runtime.code.model_objects import is_config
-from shardwright.runtime.slots import PLAIN, but_state, parts
+from shardwright.runtime.slots import HOLD_NO_TENSORS, but_state, parts
 
 GIVES, KEEPS = "gives", "keeps"
 """Log entries for values that a run returns, and for values in an attribute."""
 
-MOST = 1000
+MAX_PARTS = 1000
 """The most parts that are searched in one value."""
 
 
@@ -73,7 +73,11 @@ class Attributes(NamedTuple):
 
 def _attributes(module: nn.Module) -> Attributes:
     found = {n: v for n, v in vars(module).items() if _is_own_name(n)}
-    held = {n: v for n, v in found.items() if v is not None and not isinstance(v, (Tensor, *PLAIN))}
+    held = {
+        n: v
+        for n, v in found.items()
+        if v is not None and not isinstance(v, (Tensor, *HOLD_NO_TENSORS))
+    }
     return Attributes(found, {name: [*_values(value)] for name, value in held.items()})
 
 
@@ -98,7 +102,7 @@ def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
         yield value if value == value else "nan"
     elif isinstance(value, (slice, range)):
         yield from _values((value.start, value.stop, value.step))
-    elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
-        for pair in [*islice(parts(value) or (), MOST)]:  # keys may be numbers too
+    elif not (isinstance(value, HOLD_NO_TENSORS) or is_config(value) or id(value) in around):
+        for pair in [*islice(parts(value) or (), MAX_PARTS)]:  # keys may be numbers too
             for part in pair:
                 yield from _values(part, (*around, id(value)))
