@@ -178,7 +178,7 @@ def _ids(dim: Dim) -> frozenset[int]:
 
 def _may_change(graph: Graph, side: tuple[Any, ...]) -> bool:
     """Whether an expression has an attribute, if calls may change attributes."""
-    return graph.left and _has_attribute(side)
+    return graph.leaves_attributes and _has_attribute(side)
 
 
 def _has_attribute(side: tuple[Any, ...]) -> bool:

@@ -196,13 +196,13 @@ class Graph:
     skips: bool = False
     """Whether conditional code was traced as if it always ran."""
 
-    trained: bool = False
+    holds_in_training: bool = False
     """Whether the runs also hold for training mode."""
 
-    left: bool = False
+    leaves_attributes: bool = False
     """Whether runs change attributes of modules."""
 
-    kept: bool = False
+    reads_left_attributes: bool = False
     """Whether code reads attributes that an earlier run left."""
 
     stateful: frozenset[str] = frozenset()
@@ -264,13 +264,13 @@ class Graph:
     """Integer and complex tensors that cross, each with the number of `crossed` entries before it.
     """
 
-    given: list[list[str]] = field(default_factory=list)
+    returned_slots: list[list[str]] = field(default_factory=list)
     """For each traced call, the slots of the tensors that it returns."""
 
-    states: list[dict[str, str]] = field(default_factory=list)
+    cache_classes: list[dict[str, str]] = field(default_factory=list)
     """For each traced call: argument -> class of the state (the cache) that it takes."""
 
-    taken: list[list[str]] = field(default_factory=list)
+    cache_arguments: list[list[str]] = field(default_factory=list)
     """For each traced call, the arguments that are its state."""
 
     alike: dict[str, str] = field(default_factory=dict)

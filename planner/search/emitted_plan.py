@@ -172,12 +172,12 @@ def shared_parameters(layouts: Layouts) -> list[str]:
 def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
     """Return the traced calls, without duplicates."""
     runs, graph = task.source.runs, task.graph
-    numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
+    numbers = [run for run, _ in graph.branch_paths] or range(len(graph.returned_slots))
     found: list[TracedCall] = []
     drawn: Draws = "training" if graph.marks.drawn else ""
     draws: Draws = "always" if graph.draws else ""
-    kept = zip(graph.taken, graph.states, strict=True)
-    for number, given, (taken, state) in zip(numbers, graph.given, kept, strict=True):
+    kept = zip(graph.cache_arguments, graph.cache_classes, strict=True)
+    for number, given, (taken, state) in zip(numbers, graph.returned_slots, kept, strict=True):
         run = runs[number]
         if run.again:
             continue
@@ -200,7 +200,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             asks_autocast=graph.asks_autocast,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})
-        if (run.training or graph.trained) and draws_alike(task, layouts):
+        if (run.training or graph.holds_in_training) and draws_alike(task, layouts):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
     # With shards of sequences, no call with a cache is tried.

@@ -39,7 +39,7 @@ CASTING = ("to", "_to_copy", "type_as")
 """Ops that cast."""
 
 # What may differ between two graphs that compute the same.
-NOT_COMPARED = ("ops", "marks", "trained", "unpriced", "draws", "flags", "places")
+NOT_COMPARED = ("ops", "marks", "holds_in_training", "unpriced", "draws", "flags", "places")
 COMPARED = [f.name for f in fields(Graph) if f.name not in NOT_COMPARED]
 
 
@@ -62,14 +62,14 @@ def _traced_again(
 
 
 def note_training(graph: Graph, source: Source, asked: Asked) -> None:
-    """Set `graph.trained` if the runs of `source` compute the same in training mode.
+    """Set `graph.holds_in_training` if the runs of `source` compute the same in training mode.
 
     `asked` are the queries noted while `graph` was traced.
     """
     if any(run.training for run in source.runs):
         return
     if not (asked.training or graph.untraced or changes_more(source.module)):
-        graph.trained = True
+        graph.holds_in_training = True
         return
     if any(op.call.op in UPDATED for op in graph.ops):
         return  # in training mode these are other ops
@@ -78,7 +78,7 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
     again = in_training(source.runs)
     other = _traced_again(source, no_python_random(), again, settled=settled)
     if other is not None and _same(graph, other):
-        graph.trained, graph.marks.drawn = True, other.marks.drawn
+        graph.holds_in_training, graph.marks.drawn = True, other.marks.drawn
         add_flags(graph.flags, other.flags)
 
 

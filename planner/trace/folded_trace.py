@@ -72,10 +72,10 @@ def trace_all(
         """Return whether code reads attributes that another call left."""
         of = replace(of, keeps=True)
         further = _and_in_training(replace(of, more=(), further=())) if training else ()
-        return tried(of, 0, further, True)[1].graph.kept
+        return tried(of, 0, further, True)[1].graph.reads_left_attributes
 
     best = _in_eval_mode(source, partial(tried, source))
-    if best[1].graph.left and keeps(source):
+    if best[1].graph.leaves_attributes and keeps(source):
         source = replace(source, keeps=True)
         found, folding, _ = best
         try:  # with the runs that could be traced before
@@ -84,13 +84,13 @@ def trace_all(
             best = _in_eval_mode(source, partial(tried, source))
     graph, folded = best[1].graph, bool(best[1].stacks)
     large = len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * len(graph.branch_paths)
-    if graph.trained or (large and not source.trains):
+    if graph.holds_in_training or (large and not source.trains):
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
         with suppress(ModelError, Unfoldable):
             with alone(), no_python_random():
                 found = tried(*_with_training(source, best[0]), whole)
-                if found[1].graph.left and not source.keeps and keeps(source, True):
+                if found[1].graph.leaves_attributes and not source.keeps and keeps(source, True):
                     kept = (replace(of, keeps=True) for of in (source, best[0]))
                     found = tried(*_with_training(*kept), whole)
             if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
@@ -325,5 +325,5 @@ def _compare(graph: Graph, asked: Asked, source: Source, skips: bool, known: Kno
     mark_quantized(graph, source.quantized)
     if not known.differs(source.runs):
         note_training(graph, source, asked)
-        known.differing += [] if graph.trained else [source.runs]
+        known.differing += [] if graph.holds_in_training else [source.runs]
     graph.numbers = free_numbers(graph, source)

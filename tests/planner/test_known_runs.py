@@ -202,4 +202,4 @@ def test_what_depends_on_data_only_in_training_mode_is_known_at_once(
     source = Source(Clamps().eval(), (X,), {}, "", "", X.dtype)
     graph, asked = folded_trace._asked(source)
     compared_runs.note_training(graph, source, asked)
-    assert not graph.trained and len(records) == 2
+    assert not graph.holds_in_training and len(records) == 2
