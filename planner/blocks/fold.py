@@ -159,7 +159,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
         classes.setdefault(one, {one}).add(name)
 
     def like(name: str) -> set[str]:
-        return classes.get(graph.one(name), {name})
+        return classes.get(graph.representative(name), {name})
 
     graph.marks = graph.marks.spread(like)
     return folding

@@ -79,7 +79,7 @@ class OpCosts:
         cut = {x: frozenset((a, m) for y, a, m in strategy.split if y == x) for x in rule.axes()}
         keys = sizes.keys.letters.get(op.name, ()) if run.keys != run.queries else ()
         lengths = {
-            x: sizes.length(d, cut[x], run, x in keys) for x, d in axes.axes[op.name].items()
+            x: sizes.length(d, cut[x], run, x in keys) for x, d in axes.rule_axes[op.name].items()
         }
         if op.call.op in ATTENTION:  # queries times keys, then weights times values
             d, e = lengths.pop("d"), lengths.pop("e")

@@ -98,7 +98,7 @@ def states_text(
     yield "# tensors: the states that each may have; * is what was chosen"
     layouts = chosen or Layouts(graph, states, {})
     for name in graph.tensors:
-        one = graph.one(name)
+        one = graph.representative(name)
         yield f"{name}{f'   (as {one}: equal blocks share it)' if one != name else ''}"
         state = chosen.assignment[name] if chosen else None
         axes = {a.id: names[a.id] for d in states.axes.dims[name] for a in leaves_of(d)}

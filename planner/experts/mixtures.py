@@ -75,7 +75,7 @@ def find_mixtures(
 def _said(graph: Graph, name: str, module: nn.Module, mixture: Mixture) -> str | None:
     """Return what a module is told besides tensors, if it is not left at the default."""
     defaults = {n: p.default for n, p in signature(module.forward).parameters.items()}
-    told = {*graph.unsaid.get(name, ())} - {mixture.counts}
+    told = {*graph.other_arguments.get(name, ())} - {mixture.counts}
     for flag, values in graph.flags.get(name, {}).items():
         default = defaults.get(flag, Parameter.empty)
         usual = [plain_value(default)] if is_said(default) else []
@@ -126,7 +126,7 @@ def _first_calls(graph: Graph) -> dict[str, _Call]:
     """Return the first call of each module."""
     out: dict[str, _Call] = {}
     for boundary in graph.crossed:
-        unsaid = frozenset(graph.unsaid.get(boundary.module, ()))
+        unsaid = frozenset(graph.other_arguments.get(boundary.module, ()))
         call = out.setdefault(boundary.module, _Call({}, {}, unsaid))
         if boundary.side == "in":
             call.inputs.setdefault(boundary.slot, (graph.tensors[boundary.target], False))

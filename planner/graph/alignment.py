@@ -17,7 +17,7 @@ def align(graph: Graph, axes: Axes, ranks: int) -> None:
     for op in graph.ops:
         letters, nbytes = ALIGNED.get(op.call.op, ((), 1))
         for letter in letters if axes.rules.get(op.name) is not None else ():
-            dim = axes.axes[op.name][letter]
+            dim = axes.rule_axes[op.name][letter]
             unit = max(nbytes // graph.tensors[op.inputs[0]].dtype.itemsize, 1)
             for factor in [*factors_of(dim)]:
                 need = unit // gcd(unit, dim.size // factor.size)

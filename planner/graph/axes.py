@@ -288,7 +288,7 @@ class Axes:
     """Dims of every tensor and of every axis of every op's rule, by tensor name and op name."""
 
     dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
-    axes: dict[str, dict[str, Dim]] = field(default_factory=dict)
+    rule_axes: dict[str, dict[str, Dim]] = field(default_factory=dict)
     rules: dict[str, Rule | None] = field(default_factory=dict)
     conflicts: list[tuple[Op, str]] = field(default_factory=list)
 
@@ -306,7 +306,7 @@ class Axes:
         """Yield the dims that are parts of others in the rule of an op."""
         exprs = (expr for _, dims in self.sides(op) for expr in dims)
         terms = (term for e in exprs if isinstance(e, ConcatExpr) for term in e.terms)
-        yield from (self.axes[op.name][x] for term in terms for x in letters(term))
+        yield from (self.rule_axes[op.name][x] for term in terms for x in letters(term))
 
 
 def refine(graph: Graph, solid: int | None = None) -> Axes:
@@ -340,8 +340,8 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
             dim.unshardable = (name, at) not in graph.marks.sized
     bound: dict[tuple[str, ...], Op] = {}
     for op in graph.ops:
-        like = bound.setdefault(tuple(map(graph.one, (*op.inputs, *op.outputs))), op)
-        if like is not op and like.call == op.call and like.name in out.axes:
+        like = bound.setdefault(tuple(map(graph.representative, (*op.inputs, *op.outputs))), op)
+        if like is not op and like.call == op.call and like.name in out.rule_axes:
             _copy(op, like, out)
             continue
         rule = out.rules[op.name] = rule_for(op.call)
@@ -354,7 +354,7 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
 
 def _copy(op: Op, like: Op, out: Axes) -> None:
     """Give `op` of a folded block the rule and axes of `like`: their tensors share dims."""
-    out.rules[op.name], out.axes[op.name] = out.rules[like.name], out.axes[like.name]
+    out.rules[op.name], out.rule_axes[op.name] = out.rules[like.name], out.rule_axes[like.name]
     out.conflicts += [(op, text) for of, text in out.conflicts if of is like]
 
 
@@ -384,7 +384,7 @@ def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
 
 
 def _bind(op: Op, rule: Rule, out: Axes) -> None:
-    axes = out.axes[op.name] = {name: Dim(rule.sizes.get(name, 1)) for name in rule.axes()}
+    axes = out.rule_axes[op.name] = {name: Dim(rule.sizes.get(name, 1)) for name in rule.axes()}
     for name, dims in out.sides(op):
         for dim, expr in zip(out.dims[name], dims, strict=True):
             if expr == ONE or dim.size <= 1:

@@ -220,7 +220,7 @@ class Graph:
     flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Module that was called -> flag -> the values that the flag had."""
 
-    unsaid: dict[str, set[str]] = field(default_factory=dict)
+    other_arguments: dict[str, set[str]] = field(default_factory=dict)
     """Module that was called -> arguments that had neither tensors nor flags: lists, sizes."""
 
     flags_from_data: frozenset[str] = frozenset()
@@ -302,7 +302,7 @@ class Graph:
         """Return whether the plan pays for an op or a reshard."""
         return item.traced_call not in self.unpriced
 
-    def one(self, name: str) -> str:
+    def representative(self, name: str) -> str:
         """Return the tensor that decides the placement of `name`: itself, or the one in `alike`."""
         return self.alike.get(name, name)
 
@@ -374,7 +374,7 @@ class Graph:
         found = (made.get(name) for name in self.tensors)
         return list({id(item): item for item in found if item is not None}.values())
 
-    def apart(self) -> Graph:
+    def copied_for_folding(self) -> Graph:
         """Return a graph that can be folded while this one stays as it is."""
         alike, counts = dict(self.alike), dict(self.counts)
         return replace(self, alike=alike, counts=counts, marks=replace(self.marks))

@@ -79,11 +79,11 @@ def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
             last = last_of_two(axes.dims[name], counts)
             for i, expr in enumerate(exprs):
                 (keys if i in last else queries).update(letters(expr))
-        keys &= {x for x in keys if counts(axes.axes[op.name][x])}
+        keys &= {x for x in keys if counts(axes.rule_axes[op.name][x])}
         if not keys:
             continue
         out.letters[op.name] = frozenset(keys)
-        asked = {x for x in queries - keys if counts(axes.axes[op.name][x])}
+        asked = {x for x in queries - keys if counts(axes.rule_axes[op.name][x])}
         for name, exprs in sides[: len(op.inputs)]:
             has = {x for expr in exprs for x in letters(expr)}
             cached = has & keys and not has & asked and graph.tensors[name].differentiable
@@ -108,7 +108,7 @@ def _trace_back(
     way = [*nx.dfs_edges(moves, name)]
     for op in (moves[after][before]["op"] for after, before in way):
         if op is not None:
-            found = axes.axes.get(op.name, {}).items()
+            found = axes.rule_axes.get(op.name, {}).items()
             out.letters[op.name] = frozenset(x for x, d in found if counts(d))
     names = [name, *(before for _, before in way)]
     out.cached.append(min(names, key=lambda n: prod(graph.tensors[n].shape)))

@@ -50,7 +50,7 @@ def having(graph: Graph, axes: Axes, atom: int) -> nx.Graph:
     """Return the graph of tensor dims and op axes (name, letter) that contain this atom."""
 
     def has(name: str, at: int | str) -> bool:
-        dim = axes.dims[name][at] if isinstance(at, int) else axes.axes[name][at]
+        dim = axes.dims[name][at] if isinstance(at, int) else axes.rule_axes[name][at]
         return any(a.id == atom for a in atoms_of(dim))
 
     out, far = nx.Graph(), 2 * OP * len(graph.ops) + 1

@@ -54,7 +54,7 @@ def tensor_names(graph: Graph) -> dict[str, str]:
     titles |= {b.target: (b.module, f" {b.side} {b.slot}") for b in graph.boundaries}
     titles |= {u.used: (u.fqn, " used") for u in graph.uses}
     titles |= {u.stored: (u.fqn, "") for u in graph.uses}
-    own = {n: titles.get(n, (n, "")) for n in graph.tensors if graph.one(n) == n}
+    own = {n: titles.get(n, (n, "")) for n in graph.tensors if graph.representative(n) == n}
     kinds: dict[tuple[str, str], set[str]] = {}
     for module, what in own.values():
         kinds.setdefault((pattern(module), what), set()).add(module)

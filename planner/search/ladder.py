@@ -250,7 +250,7 @@ def forbid(now: SearchState) -> SearchState | None:
             f"no plan within the time limit of {now.asked.seconds:g} seconds: {len(now.conflicts)} "
             f"failed on meta, the last because {conflict.text}; raise --time-limit"
         )
-    failed = {(now.task.graph.one(name), shards) for name, shards in conflict.splits}
+    failed = {(now.task.graph.representative(name), shards) for name, shards in conflict.splits}
     restrictions = replace(now.restrictions, forbidden=now.restrictions.forbidden | failed)
     return now.restart(restrictions=restrictions)
 

@@ -206,7 +206,9 @@ class Task:
         ops = {op.name: origin[op.name] for op in graph.ops}
         copied = Axes(
             dims=of_copies(axes.dims, unfolded),
-            axes={copy: axes.axes[op] for copy, op in ops.items() if op in axes.axes},
+            rule_axes={
+                copy: axes.rule_axes[op] for copy, op in ops.items() if op in axes.rule_axes
+            },
             rules={copy: axes.rules[op] for copy, op in ops.items()},
             conflicts=axes.conflicts,
         )

@@ -38,8 +38,8 @@ from shardwright.runtime.modules.recomputation import recomputable
 MAX_ROUNDS = 3
 """How often calls of other lengths are added: the calls added last may compare other lengths."""
 TIMES_THE_LAST_TRACE = 2
-"""An estimate: tracing again and the search take this many times what the last trace took. The model
-is not traced again if that is more than the time that is left."""
+"""An estimate: tracing again and the search take this many times what the last trace took. If that
+is more than the time that is left, the model is not traced again."""
 
 
 class _Trace(NamedTuple):

@@ -58,7 +58,7 @@ class Strategies:
         ]
         if rule is None:
             return len(op.inputs), *tensors
-        trees = states.axes.axes[op.name]
+        trees = states.axes.rule_axes[op.name]
         moved = str(op.call) if op.literals else "", op.literals, op.name in states.replaceable
         return str(rule), *moved, *((x, states.root(tree)) for x, tree in trees.items()), *tensors
 
@@ -90,7 +90,7 @@ def _op_splits(states: States, op: Op, rule: Rule | None) -> list[OpShards]:
     """Return the empty split, and every split that follows from a split of one of the tensors."""
     found: dict[OpShards, None] = {frozenset(): None}
     if rule is not None:
-        trees = states.axes.axes[op.name]
+        trees = states.axes.rule_axes[op.name]
         atoms = {letter: {a.id for a in atoms_of(tree)} for letter, tree in trees.items()}
         sides = (*rule.operands, *rule.results)
         exprs: set[Expr] = {e for dims in sides for e in dims if not isinstance(e, str)}
@@ -143,7 +143,7 @@ def _kinds(
     assert rule is not None
     here = [frozenset(c for c in s if c[2] & bit) for s in shards]
     reduced = used & (rule.sum | rule.lookup)
-    trees = states.axes.axes[op.name]
+    trees = states.axes.rule_axes[op.name]
     if any(not covers(trees[x], (a for y, a, m in split if y == x and m & bit)) for x in reduced):
         return []
     if reduced and any(here[len(op.inputs) :]):

@@ -96,7 +96,7 @@ class States:
 
     def splits(self, name: str) -> list[Shards]:
         """Return every allowed sharding of tensor `name`, in a fixed order."""
-        name = self.graph.one(name)
+        name = self.graph.representative(name)
         if name not in self._splits:
             fixed = self.graph.marks.fixed
             kept = tuple((name, i) in fixed for i in range(len(self.axes.dims[name])))
@@ -125,7 +125,7 @@ class States:
         opened = self.sequence.axes if self.sequence else ()
         axes = frozenset[int]().union(*self.allowed.values(), opened)
         dims = {id(found): found for found in self.axes.dims.values()}  # equal blocks share dims
-        trees = {id(found): found.values() for found in self.axes.axes.values()}
+        trees = {id(found): found.values() for found in self.axes.rule_axes.values()}
         roots = {find(d).id: d for found in (*dims.values(), *trees.values()) for d in found}
         return frozenset(n for n, d in roots.items() if any(a.id in axes for a in atoms_of(d)))
 
@@ -223,7 +223,7 @@ class States:
 
         Tensors with the same domain share one object.
         """
-        name = self.graph.one(name)
+        name = self.graph.representative(name)
         if name not in self._domains:
             self._domains[name] = self._make_domain(name)
         return self._domains[name]

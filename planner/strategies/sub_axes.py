@@ -219,7 +219,7 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
                 terms = right.children if right.kind == CONCAT else [right]
                 found |= {(left.id, a.id): a for term in terms for a in _outermost(term)}
     if found:
-        for op in {id(axes.axes.get(op.name, op)): op for op in graph.ops}.values():
+        for op in {id(axes.rule_axes.get(op.name, op)): op for op in graph.ops}.values():
             for pair in _not_split_together(axes, op) & found.keys():
                 del found[pair]
     return [(pair[0], inner) for pair, inner in found.items()]
@@ -230,7 +230,7 @@ def _not_split_together(axes: Axes, op: Op) -> set[tuple[int, int]]:
     rule = axes.rules.get(op.name)
     if rule is None:
         return set()
-    atoms = {x: {a.id for a in atoms_of(tree)} for x, tree in axes.axes[op.name].items()}
+    atoms = {x: {a.id for a in atoms_of(tree)} for x, tree in axes.rule_axes[op.name].items()}
     every = set().union(*atoms.values())
     fixed = set[int]().union(*(atoms[x] for x in rule.immovable()))
     summed = set[int]().union(*(atoms[x] for x in rule.sum | rule.lookup))

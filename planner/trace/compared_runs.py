@@ -151,7 +151,7 @@ def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
             graph.marks.data_sized |= other.cut
             graph.marks.fixed |= other.cut
             for module, free in free_flags(graph.flags, other.flags).items():
-                graph.unsaid.setdefault(module, set()).update(free)
+                graph.other_arguments.setdefault(module, set()).update(free)
     return frozenset(found)
 
 

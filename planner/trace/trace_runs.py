@@ -98,7 +98,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
         found.left,
         found.kept,
     )
-    graph.unsaid, graph.lengths = found.unsaid, graph_facts.lengths(runs[0])
+    graph.other_arguments, graph.lengths = found.unsaid, graph_facts.lengths(runs[0])
     graph.flags_from_data = frozenset(found.flags_from_data)
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)

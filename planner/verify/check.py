@@ -106,7 +106,7 @@ def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple
     """
     found: dict[object, list[Any]] = {}
     state = {name: id(s) for name, s in assignment.items()}.__getitem__
-    axes = states.axes.axes
+    axes = states.axes.rule_axes
     for op, times in _repeated(graph, state):
         at = axes.get(op.name)
         key = (op.name if at is None else id(at), *map(state, op.inputs), *map(state, op.outputs))
@@ -198,7 +198,7 @@ def _wrong_split(
     here = {(x, a) for x, a, m in split if m & bit}
     reduced = {x for x, _ in here} & (rule.sum | rule.lookup)
     for axis in reduced:
-        if not covers(states.axes.axes[op.name][axis], [a for x, a in here if x == axis]):
+        if not covers(states.axes.rule_axes[op.name][axis], [a for x, a in here if x == axis]):
             return (
                 f"only a part of axis {axis} is split, and the rest would be summed more than once"
             )
@@ -230,7 +230,7 @@ def split_axes(
     sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
 ) -> OpShards | str:
     """Return the split axes of an op from the states of its tensors; a text if two disagree."""
-    trees = states.axes.axes[op.name]
+    trees = states.axes.rule_axes[op.name]
     split = {
         (x, a, m)
         for dims, s in zip(sides, have, strict=True)

@@ -146,7 +146,7 @@ class Bill:
 
     def op_times(self, op: Op) -> Mapping[Phase, int]:
         """Return the nanoseconds of an op in each phase. Equal ops are priced once."""
-        at, names = self.costs.axes.axes.get(op.name), (*op.inputs, *op.outputs)
+        at, names = self.costs.axes.rule_axes.get(op.name), (*op.inputs, *op.outputs)
         key = op.name if at is None else id(at), *(id(self.assignment[n]) for n in names)
         if key not in self._op_times:
             strategy = self._strategy(op)
