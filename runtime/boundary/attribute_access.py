@@ -71,13 +71,13 @@ def seen_attribute(name: str) -> property:
 def assigned_attribute(name: str) -> property:
     """Make the property for the parameter `name`, whose `data` the model's code sets.
 
-    In a planned call, it gives the SplitTensor itself: what is set there stays.
+    In a call of the model or of a module, it gives the SplitTensor itself: what is set there stays.
     """
     seen: Any = seen_attribute(name)
 
     def get(self: Any) -> Any:
         state = self.__dict__.get("_shardwright")
-        if state is None or state.model is None or not state.call.active:
+        if state is None or state.model is None or not (state.call.active or state.call.full):
             return seen.fget(self)
         # Dynamo also compiles what eager code between compiled functions calls.
         if torch.compiler.is_compiling() or _CALLBACK() is not None:

@@ -34,6 +34,7 @@ from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.draws import Part, drawing_for
 from shardwright.runtime.redistribution.reshard import Reshard
 from shardwright.runtime.slots import Keys, find_argument, map_slots, replace, returned
+from shardwright.runtime.tensors.by_name import NOW
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
@@ -349,7 +350,9 @@ class ModuleBoundary:
         given = self.check_flags(args, kwargs, by_itself=True)
         filled = [] if compiling else may_be_filled(given, model.caches.names)
         opened = model.caches.open(map(given.get, model.caches.names))
-        views, call.active, call.hook_views = call.hook_views, True, ()
+        outer, call.active, call.hook_views = (call.hook_views, NOW.attribute), True, ()
+        if not compiling:
+            NOW.attribute = model.attribute
         try:
             for name in self.kept_names & given.keys():
                 around = interface.change(AROUND, "in", full=False)
@@ -366,7 +369,7 @@ class ModuleBoundary:
                 interface.reshard(WITHIN, "out", True, slot, leaf)
             return interface.output_as(output, WITHIN, full=True)
         finally:
-            call.active, call.hook_views = False, views
+            call.active, (call.hook_views, NOW.attribute) = False, outer
             model.caches.seal(opened)
 
     def check_flags(

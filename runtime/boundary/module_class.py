@@ -189,14 +189,14 @@ class LocalModule(BoundaryModule):
         if not call.active:
             if not state.note_call():
                 return state.call_directly(self, args, kwargs)
-            call.active = True
+            call.active, NOW.attribute = True, state.model and state.model.attribute
             try:
                 forward: Any = LocalModule.forward
                 if state.model is not None and state.model.patched is not None:
                     forward = state.model.patched(forward)
                 return forward(self, *args, **kwargs)
             finally:
-                call.active = False
+                call.active, NOW.attribute = False, None
         if not state.was_planned:
             state.was_planned = True
         trains = torch.is_grad_enabled()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.api import apply
@@ -181,3 +182,26 @@ def test_compiled_code_that_sets_data_is_refused() -> None:
         return str(raised.value)
 
     assert len(run_ranks(2, rank)) == 2
+
+
+def test_a_module_that_is_called_directly_or_again_sets_data() -> None:
+    """Checkpointing runs a module again in the backward pass, so it sets twice."""
+    torch.manual_seed(0)
+    model = nn.Sequential(OfRows(), Clipped()).double()
+    plan = planned(model, features(WIDTH), 2, phase="train")
+    (x,) = features(WIDTH)(2, 7)
+
+    def use(local: nn.Module) -> dict[str, Tensor]:
+        first, second = local.children()
+        y = checkpoint(second, first(x), use_reentrant=False)
+        y.sum().backward()
+        z = checkpoint(local, x, use_reentrant=False)
+        z.sum().backward()
+        own = dict(local.named_parameters())
+        grads = {n: p.grad for n, p in own.items() if p.grad is not None}
+        full = {f"gradient {n}": g for n, g in full_tensors(local, grads).items()}
+        return {"y": y, "z": z, **full, **full_tensors(local, own)}
+
+    want = use(copy.deepcopy(model))
+    for found in run_ranks(2, lambda mesh: use(apply(copy.deepcopy(model), plan, mesh))):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
