@@ -10,6 +10,7 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -131,7 +132,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         parametrized.refused(module),
     ):
         warnings.simplefilter("ignore")
-        exported, numbers, keeps, refused, furthest = True, KeptNumbers(), None, "", 0
+        tries, numbers = _Tries(module, runs, opaque), KeptNumbers()
         while True:
             entered = boundaries.CallStack()
             top = Runner(module)
@@ -142,12 +143,12 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     sourced_attributes.marked(module, top) as provenance,
                 ):
                     provenance.running = entered
-                    found = record(top, runs, entered, opaque, exported, numbers)
-                furthest = len(runs)  # what fails from here on is no single run
+                    found = record(top, runs, entered, opaque, tries.exported, numbers)
+                tries.furthest = len(runs)  # what fails from here on is no single run
                 if not numbers.made([call.op for call in found.calls]):
                     entered = boundaries.CallStack([""])
                     raise Keeps(min(numbers.places))
-                found.kept |= keeps is not None
+                found.kept |= tries.keeps is not None
                 found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
                 found.unsaid = {name: one.unsaid for name, one in noted.items() if one.unsaid}
                 if not (around := opaque.used_from_outside(called(found))):
@@ -159,33 +160,73 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             except Retrace:
                 continue
             except Exception as raised:
-                if opaque.branch_paths:
-                    furthest = max(furthest, opaque.branch_paths[top.now][0])
                 error = Unproven(NESTED) if _makes_nested(raised) else raised
-                keeps = keeps or (error if isinstance(error, Keeps) else None)
-                needs_data = isinstance(error, DATA_DEPENDENT)
-                made_up = 0 < furthest < len(runs) and runs[furthest].made_up
-                missing = isinstance(error, ImportError)
-                # What the code refuses with and without export is refused for another reason.
-                again = repr(raised) == refused
-                no_kernel = needs_memory(raised)
-                if again and no_kernel and not made_up and opaque.after(NeedsData(), entered):
-                    exported, refused = True, ""
-                    continue
-                if not (again or missing) and opaque.after(error, entered, made_up):
-                    continue
-                # Without export, code asks more of data: a made-up call is not worth that.
-                if exported and not (needs_data or missing or made_up):
-                    exported, refused = False, repr(raised)
-                    continue
-                if unproven := keeps or (error if isinstance(error, Unproven) else None):
-                    raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
-                needs = f"data-dependent: {first_line(error)}"
-                text = f"{needs if needs_data else in_one_line(error):.300}{place_of(raised)}"
-                todo = IN_A_MODULE if needs_data else NO_KERNEL if no_kernel else ON_META
-                refusal = RunRefused(f"cannot trace {type(module).__name__}: {text}; {todo}")
-                refusal.behind = len(runs) - furthest
-                raise refusal from error
+                if not tries.another(error, raised, entered, top.now):
+                    raise tries.refusal(error, raised) from error
+
+
+@dataclass
+class _Tries:
+    """The tries of recording runs, all of which failed so far.
+
+    Attributes:
+        exported: Whether code is told that it is exported.
+        keeps: The error of code that keeps numbers, if there was one.
+        refused: How code failed under export.
+        furthest: The number of the run in which a try failed.
+    """
+
+    module: nn.Module
+    runs: Sequence[Run]
+    opaque: Opaque
+    exported: bool = True
+    keeps: Exception | None = None
+    refused: str = ""
+    furthest: int = 0
+
+    def another(
+        self, error: Exception, raised: Exception, entered: boundaries.CallStack, call: int
+    ) -> bool:
+        """Return whether another try may do better, and set how it is made.
+
+        Args:
+            error: What the failure means.
+            raised: What the code raised.
+            entered: The modules that ran.
+            call: The number of the traced call.
+        """
+        opaque = self.opaque
+        if opaque.branch_paths:
+            self.furthest = max(self.furthest, opaque.branch_paths[call][0])
+        self.keeps = self.keeps or (error if isinstance(error, Keeps) else None)
+        needs_data = isinstance(error, DATA_DEPENDENT)
+        made_up = 0 < self.furthest < len(self.runs) and self.runs[self.furthest].made_up
+        missing = isinstance(error, ImportError)
+        # What the code refuses with and without export is refused for another reason.
+        alike = repr(raised) == self.refused
+        if alike and needs_memory(raised) and not made_up and opaque.after(NeedsData(), entered):
+            self.exported, self.refused = True, ""
+            return True
+        if not (alike or missing) and opaque.after(error, entered, made_up):
+            return True
+        # Without export, code asks more of data: a made-up call is not worth that.
+        if self.exported and not (needs_data or missing or made_up):
+            self.exported, self.refused = False, repr(raised)
+            return True
+        return False
+
+    def refusal(self, error: Exception, raised: Exception) -> ModelError:
+        """Return the error that says why the runs cannot be traced; arguments as in `another`."""
+        name = type(self.module).__name__
+        if unproven := self.keeps or (error if isinstance(error, Unproven) else None):
+            return ModelError(f"cannot split {name}: {unproven}")
+        needs_data = isinstance(error, DATA_DEPENDENT)
+        needs = f"data-dependent: {first_line(error)}"
+        text = f"{needs if needs_data else in_one_line(error):.300}{place_of(raised)}"
+        todo = IN_A_MODULE if needs_data else NO_KERNEL if needs_memory(raised) else ON_META
+        refusal = RunRefused(f"cannot trace {name}: {text}; {todo}")
+        refusal.behind = len(self.runs) - self.furthest
+        return refusal
 
 
 def _makes_nested(error: Exception) -> bool:

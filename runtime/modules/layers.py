@@ -11,6 +11,7 @@ for styles of other packages.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -107,23 +108,21 @@ def apply_module(
     boundary.linear = own is nn.Linear.forward and not (spec.sizes or boundary.assigned)
     cls, bases = _classes(original, spec.layer, path)
     names, varargs = positions(original.forward)
-    for slot, changes in _by_slot(spec.inputs).items():
+    reshards = partial(_reshards, mesh=mesh, path=path, lengths=lengths)
+    for slot, reshard in reshards(spec.inputs).items():
         root, *keys = keys_of(slot)
         index = index_of(root, names, varargs)
-        reshard = _reshards(changes, mesh, path, lengths)
-        outer = changes[0].before
+        outer = next(change.before for change in spec.inputs if change.slot == slot)
         boundary.inputs.append(
             SlotChange(slot, root, tuple(keys), reshard, index, outer_slot=outer)
         )
     boundary.inputs_from_outer = [
         change for change in boundary.inputs if change.outer_slot is not None
     ]
-    for slot, changes in _by_slot(spec.outputs).items():
-        reshard = _reshards(changes, mesh, path, lengths)
+    for slot, reshard in reshards(spec.outputs).items():
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
         boundary.outputs.append(SlotChange(slot, slot, keys_of(slot), reshard, head=head))
-    for slot, changes in _by_slot(spec.keeps).items():
-        reshard = _reshards(changes, mesh, path, lengths)
+    for slot, reshard in reshards(spec.keeps).items():
         boundary.attributes.append(SlotChange(slot, slot, (), reshard))
     _place(module, spec, boundary, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
@@ -182,11 +181,15 @@ def calls_super(cls: type) -> bool:
     return code is not None and ("super" in code.co_names or "__class__" in code.co_freevars)
 
 
-def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:
-    return grouped((change.slot, change) for change in changes)
-
-
 def _reshards(
+    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
+) -> dict[str, Reshard | ByDims]:
+    """The redistribution of each slot."""
+    by_slot = grouped((change.slot, change) for change in changes)
+    return {slot: _of_slot(found, mesh, path, lengths) for slot, found in by_slot.items()}
+
+
+def _of_slot(
     changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
 ) -> Reshard | ByDims:
     """The redistribution of a slot; several are for different numbers of dims."""
@@ -208,13 +211,11 @@ def _attention_rows(
     changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
 ) -> AttentionRows:
     """The mode for a module's attention, from the redistributions of its arguments."""
-    by_slot = _by_slot(changes)
-    reshards = {slot: _reshards(found, mesh, path, lengths) for slot, found in by_slot.items()}
     rows = None
-    for query in by_slot.get("query", []):
+    for query in (change for change in changes if change.slot == "query"):
         if CP in parse(query.target).meshes and query.length is not None:
             rows = mesh[CP], Length(lengths, query.length)
-    return AttentionRows(reshards, rows, path)
+    return AttentionRows(_reshards(changes, mesh, path, lengths), rows, path)
 
 
 def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:
