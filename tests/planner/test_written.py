@@ -173,3 +173,25 @@ def test_a_teacher_that_follows_its_student(make: type[Teacher], most: float) ->
     for outputs, found in run_ranks(2, rank):
         torch.testing.assert_close(outputs, want, rtol=0, atol=1e-9)
         torch.testing.assert_close(found, state, rtol=0, atol=1e-9)
+
+
+class Held(nn.Module):
+    """Writes to a weight, and goes on with the tensor that it had before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mlp = nn.Embedding(30, WIDTH, max_norm=0.5), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.mlp.up.weight
+        with torch.no_grad():
+            weight.mul_(0.9)
+        h = torch.nn.functional.linear(x, weight).relu()
+        return self.mlp.down(h) + self.words(torch.arange(x.shape[1]) % 30)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_a_weight_is_written_while_code_holds_it(tp: int) -> None:
+    model = Held().double()
+    plan = planned(model, features(WIDTH), tp, phase="train")
+    assert_equal(model, features(WIDTH), plan)
