@@ -16,8 +16,8 @@ from shardwright.planner.contract.files import read_json
 from shardwright.planner.contract.mesh import read_mesh
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import debug
-from shardwright.runtime.boundary.module_boundary import link_origins, mesh_of, placements
-from shardwright.runtime.boundary.root import take_own_rows, wrap_root
+from shardwright.runtime.boundary.module_boundary import mesh_of, placements
+from shardwright.runtime.boundary.root import take_own_rows
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights, without_weights
@@ -33,17 +33,12 @@ from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
-from shardwright.runtime.modules.attention import split_by_heads
-from shardwright.runtime.modules.fast_paths import block_fast_paths
-from shardwright.runtime.modules.global_modules import unshare_globals
-from shardwright.runtime.modules.layers import apply_module
-from shardwright.runtime.modules.parameters import LocalTensors, make_dtensors
+from shardwright.runtime.modules.apply_modules import apply_modules
+from shardwright.runtime.modules.parameters import make_dtensors
 from shardwright.runtime.modules.recomputation import recompute_blocks
 from shardwright.runtime.quantized.config import drop_quantization, read_quantization
 from shardwright.runtime.ranks.agreement import agree, tried
-from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
-from shardwright.runtime.subclasses import forwards_into_classes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -190,6 +185,11 @@ def split_and_read(
         )
         agree("loading", failure, groups=groups)
         model.shardwright_report = report  # type: ignore[assignment]
+    _finish(model, plan, ranks)
+
+
+def _finish(model: nn.Module, plan: Plan, ranks: Mesh) -> None:
+    """Make DTensors of local parameters, and average their gradients over copies."""
     make_dtensors(model, ranks)
     average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
 
@@ -316,8 +316,7 @@ def apply(
     alike = {"model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     ranks = _split(model, plan, ranks)
-    make_dtensors(model, ranks)
-    average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
+    _finish(model, plan, ranks)
     if own_rows:
         take_own_rows(model, ranks)
     return model
@@ -410,41 +409,3 @@ def save(
         max_shard_size=max_shard_size,
         dequantize=dequantize,
     )
-
-
-def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) -> None:
-    """Apply the plan of each module, in place.
-
-    Args:
-        model: The model; its class is not compared with the plan's.
-        plan: The plan.
-        mesh: The mesh.
-        defer: Whether logits may stay sharded while a loss is computed.
-
-    Raises:
-        PlanError: the plan names a module that the model does not have.
-    """
-    unshare_globals(model)
-    forwards_into_classes(model)
-    split_by_heads(model)
-    tensors, lengths = LocalTensors(), Lengths()
-    done = set()
-    modules = dict(model.named_modules())
-    for name, module in modules.items():
-        spec = plan.module(name)
-        if spec is not None and id(module) not in done:
-            done.add(id(module))
-            deferred = defer and any(c.deferred for c in spec.outputs)
-            apply_module(
-                module, spec, mesh, tensors=tensors, path=name, defer=deferred, lengths=lengths
-            )
-    missing = [key for key in plan.modules if "*" not in key and key not in modules]
-    if missing:
-        raise PlanError(
-            f"the plan has an entry for '{missing[0]}', which {type(model).__name__} does not have"
-        )
-    tensors.check_ties(model)
-    if any(c.before is not None for spec in plan.modules.values() for c in spec.inputs):
-        link_origins(model)
-    block_fast_paths(model)
-    wrap_root(model, lengths, plan.calls, mesh)

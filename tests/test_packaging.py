@@ -245,7 +245,9 @@ FROM_RUNTIME = {
     "planner.prepare": {"runtime.model"},
     "planner.cli": {"runtime.serving"},
     "planner.devices": {"runtime.communication"},
-    "planner.dry_run": {"runtime.api", "runtime.code", "runtime.communication", "runtime.slots"},
+    "planner.dry_run": {
+        "runtime.code", "runtime.communication", "runtime.modules", "runtime.slots",
+    },
     "planner.exports": {"runtime.model"},
     "planner.on_ranks": {
         "runtime.api", "runtime.boundary", "runtime.in_transformers",

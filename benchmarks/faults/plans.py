@@ -23,9 +23,10 @@ from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import differences, random_inputs, random_model, run
 from shardwright.planner.prove.prover import Prover
-from shardwright.runtime.api import apply, apply_modules
+from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import model_class
+from shardwright.runtime.modules.apply_modules import apply_modules
 from shardwright.runtime.state.gather import full_tensors
 from tests.ranks import run_ranks
 

@@ -24,8 +24,8 @@ from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.call_log import Calls, Repeats, difference
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_and_note
-from shardwright.runtime.api import apply_modules
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.apply_modules import apply_modules
 from shardwright.runtime.slots import map_slots
 
 

@@ -12,8 +12,8 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import with_sub_axes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.api import apply_modules
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.apply_modules import apply_modules
 from tests.planner.equal import features, planned
 from tests.planner.mlps import WIDTH, Mlp
 
