@@ -77,8 +77,8 @@ def load(
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
 
     Each rank builds the model without memory for its parameters, swaps in the layers of the plan,
-    and reads only its own part of the weights. On the CPU, what of it lies in few pieces in
-    a file stays mapped: do not write into the files of a model that runs, but replace them.
+    and reads only its own part of the weights. On the CPU, contiguous shards are memory-mapped:
+    do not write into a checkpoint's files while the model runs, but replace them.
 
     Args:
         model: Directory or hub id with safetensors, of transformers, diffusers or timm. Of the
@@ -99,14 +99,14 @@ def load(
         progress: Show a bar on stderr, if that is a terminal.
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
         weights: Whether to read weights. Without, all that is needed is a config, and parameters
-            get small random numbers, the same on each rank where they are whole: to measure with.
+            get small random numbers, replicated ones the same on all ranks: for measurements.
         dequantize: Whether weights of a quantized checkpoint are computed once, when they are read.
             Otherwise they are held as they are stored, frozen, and computed at each use. None does
             what the plan was priced for.
         revision: Branch, tag or commit of a hub id, as transformers has it.
         cache_dir: Folder that downloads are kept in.
         local_files_only: Whether to fetch nothing.
-        token: Of who asks the hub; by default that of `hf auth login`.
+        token: The token for the hub; by default that of `hf auth login`.
         subfolder: Another model of a pipeline, such as "vae".
         **model_kwargs: Passed to the model class, such as `attn_implementation`.
 
@@ -229,7 +229,7 @@ def _open_checkpoint(
 
 
 def _some_kept_wider(said: Any, stored: torch.dtype | None, checkpoint: Checkpoint) -> bool:
-    """Whether weights are in the dtype that a config says, and those of most bytes kept wider."""
+    """Whether some weights are in the dtype `said`, while that of most bytes is wider."""
     if not isinstance(said, torch.dtype) or stored is None or said.itemsize >= stored.itemsize:
         return False
     return any(entry.dtype == said for entry in checkpoint.stored.values())

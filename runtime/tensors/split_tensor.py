@@ -228,7 +228,7 @@ class ToLocal(torch.autograd.Function):
         """
         if grad.layout is not torch.strided:
             raise UsageError(
-                "a parameter of a split model gets a sparse gradient, of which there are no parts: "
+                "a parameter of a split model gets a sparse gradient, which cannot be sharded: "
                 "make its module without sparse=True"
             )
         grad = (grad if ctx.owed is None else overlap.paid(ctx, grad)).contiguous()
