@@ -158,6 +158,8 @@ def trusting(trust_remote_code: bool) -> Iterator[None]:
 def _check_file(name: str | Path) -> None:
     """Refuse an invalid model name, and a directory without a readable config."""
     path = Path(name)
+    if not str(name):
+        raise ModelError("the model's name is empty: give a directory or a hub id")
     try:
         local = path.exists()
     except (OSError, ValueError):  # the name is too long, or contains a NUL
