@@ -12,6 +12,7 @@ import torch
 
 from shardwright.errors import UsageError
 from shardwright.planner import solvers
+from shardwright.planner.arguments import check_types
 from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName, Phase
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dump.write import dumping
@@ -151,6 +152,7 @@ def plan(
             reason).
         SolverError: the solver is missing or found nothing in time.
     """
+    check_types(locals())
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     least = memory if isinstance(memory, int | None) else None
