@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from shardwright.errors import UsageError
+from shardwright.planner.search.meshes import Cluster
 
 KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "tp batch seq gpus_per_host optimizer_bytes": ((int,), "an int"),
@@ -20,8 +21,12 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "pins": ((Mapping,), "a dict: name -> 'replicate' or 'shard:DIM'"),
     "phase tp_plan": ((str, Mapping), "text or a dict"),
     "device solver revision subfolder": ((str,), "text"),
+    "cluster": ((Cluster,), "a shardwright.Cluster"),
     "dump write_model cache_dir": ((str, PathLike), "a path"),
-    "continuous_batching dequantize trust_remote_code local_files_only": ((bool,), "True or False"),
+    "continuous_batching dequantize trust_remote_code local_files_only sequence_parallel": (
+        (bool,),
+        "True or False",
+    ),
 }
 """Arguments -> the types that they may have besides None, and these in words."""
 EACH: dict[str, tuple[type, ...]] = {"memory": (int,), "speeds": (int, float), "kwargs": (Mapping,)}

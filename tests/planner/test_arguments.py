@@ -39,6 +39,9 @@ def example() -> tuple[torch.Tensor]:
         ({"device": 3}, "device must be text, not 3"),
         ({"phase": 3}, "phase must be text or a dict, not 3"),
         ({"pins": ["a"]}, "pins must be a dict"),
+        ({"pins": {3: "replicate"}}, "a pin has the name 3, which is no text"),
+        ({"sequence_parallel": "no"}, "sequence_parallel must be True or False, not 'no'"),
+        ({"dtype": "bfloat16"}, "dtype: the module has torch.float32, not torch.bfloat16"),
         ({"args": 3}, "args must be a tuple of inputs, or a tensor, not 3"),
         ({"kwargs": [1]}, "kwargs must be a dict of inputs by name"),
         ({"dump": 3}, "dump must be a path, not 3"),
@@ -50,6 +53,14 @@ def test_types_of_arguments_of_plan(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         planning.plan(Mlp(), **{"args": example(), **ranks, **given})
     assert said in str(raised.value)
+
+
+def test_types_of_a_cluster() -> None:
+    with pytest.raises(UsageError, match="cluster must be a shardwright.Cluster, not 3"):
+        planning.plan(Mlp(), args=example(), cluster=3)
+    for hosts in ("x", 1.5, True, None):
+        with pytest.raises(UsageError, match="hosts and GPUs must be ints"):
+            shardwright.Cluster(hosts, 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [None, 3, b"x", {}])
