@@ -12,11 +12,12 @@ import torch
 
 from shardwright.errors import UsageError
 from shardwright.planner import solvers
+from shardwright.planner.arguments import check_types
 from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName, Phase
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
-from shardwright.planner.prepare import DEVICE, prepare_shares, read
+from shardwright.planner.prepare import DEVICE, prepare_shares, read, refuse_other_dtype
 from shardwright.planner.search.meshes import Cluster, choose_mesh, other_meshes
 from shardwright.planner.search.search_state import SearchState
 from shardwright.planner.search.solution import SolverOptions
@@ -151,6 +152,7 @@ def plan(
             reason).
         SolverError: the solver is missing or found nothing in time.
     """
+    check_types(locals())
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     least = memory if isinstance(memory, int | None) else None
@@ -217,6 +219,7 @@ def search_plan(
             memories=memories, **how,
         )  # fmt: skip
         task = sharing(None)
+        refuse_other_dtype(model, how.get("dtype"), task.source.dtype)
         with dumping(dump, task, write_model) as tell:
             return Search(search_shares(task, sharing, asked, tell))
     if (tp, mesh, gpus_per_host) != (None, None, None):
@@ -227,5 +230,6 @@ def search_plan(
             "or mesh instead"
         )
     found = read(model, cluster.ranks if batch is None else batch, **how)
+    refuse_other_dtype(model, how.get("dtype"), found.source.dtype)
     ended = choose_mesh(found, cluster, asked, lambda task: dumping(dump, task, write_model))
     return Search(ended, cluster, found)

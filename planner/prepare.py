@@ -32,8 +32,10 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.search.unequal import Sharing
 from shardwright.planner.stages import stage
+from shardwright.planner.trace.model.python_references import is_code
 from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.trace.trace_lock import not_in_model_code
+from shardwright.runtime.model.build import as_dtype
 from shardwright.runtime.model.hub import Hub
 
 DEVICE = "h100-nvlink"
@@ -252,3 +254,17 @@ def _quantized(source: Source) -> Quantized | None:
     names = [name for name, _ in source.module.named_parameters(remove_duplicate=False)]
     method = source.quantization.method
     return Quantized(method=method, bits=fold(bits, names), blocks=fold(blocks, names))
+
+
+def refuse_other_dtype(model: Any, asked: torch.dtype | str | None, found: torch.dtype) -> None:
+    """Refuse a dtype that a module does not have: only what is built here is given one.
+
+    Raises:
+        UsageError: the module has another dtype.
+    """
+    is_module = isinstance(model, torch.nn.Module) or is_code(model)
+    if is_module and (as_dtype(asked) or found) != found:
+        raise UsageError(
+            f"dtype: the module has {found}, not {as_dtype(asked)}: convert it first, as in "
+            f"model.to({as_dtype(asked)}), or leave out the dtype"
+        )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class Given(NamedTuple):
 
 
 def tune(
-    plan: Plan,
+    plan: Plan | str | Path,
     model: Any,
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
@@ -77,7 +78,7 @@ def tune(
     CPU, and holds the whole model for a moment.
 
     Args:
-        plan: The plan.
+        plan: The plan, or its file.
         model: The model it was made for, as `shardwright.plan` takes it; a module must pickle.
         trust_remote_code: Whether to run code that comes with the model.
         args: Inputs, as given for the plan; without any, random tokens of the workload.
@@ -90,6 +91,7 @@ def tune(
         DistributedError: a rank died.
     """
     how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
+    plan = Plan.load(plan)
     task = prepare(model, **as_planned(plan), **how)
     check_identity(task.source.module, plan)
     return tune_search(search(task, asked_for(plan)), model, **how).plan

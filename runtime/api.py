@@ -347,8 +347,6 @@ def _plan_wanted(
             raise UsageError("give either a plan or its file, or tp=2 to plan for 2 ranks")
         if isinstance(plan, Plan):
             return plan.unedited()
-        if not isinstance(plan, str | PathLike):
-            raise UsageError(f"a plan or its file is needed, and not a {type(plan).__name__}")
         return Plan.load(plan).unedited(plan)
     if tp is not None:
         dims = read_mesh(tp, None)
@@ -396,6 +394,8 @@ def save(
     """
     if not isinstance(directory, str | PathLike) or not str(directory):
         raise UsageError(f"save writes into a directory, and was given {directory!r:.40}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"save writes a split model, and was given a {type(model).__name__}")
     mesh = mesh_of(model)
     if mesh is None:
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")

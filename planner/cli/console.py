@@ -25,23 +25,35 @@ class Commands(click.Group):
         """Their names."""
         return [*self.commands]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; what --help and --version print goes out here."""
+        _prepare_streams()
+        with _errors_in_a_line(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; unknown exceptions keep their traceback."""
-        _prepare_streams()
-        try:
+        with _errors_in_a_line(ctx):
             result = super().invoke(ctx)
             sys.stdout.flush()  # a failing write is reported here, not at exit
-        except ShardwrightError as error:
-            say(f"Error: {as_options(str(error))}")
-            ctx.exit(error.exit_code)
-        except BrokenPipeError:
-            raise  # the reader has closed the pipe
-        except OSError as error:
-            _drop_output()
-            where = f" {error.filename}" if error.filename is not None else ""
-            say(f"Error: cannot read or write{where}: {error.strerror or error}")
-            ctx.exit(1)
-        return result
+            return result
+
+
+@contextmanager
+def _errors_in_a_line(ctx: click.Context) -> Iterator[None]:
+    """Print errors of ours and of the machine as one line, and end the command."""
+    try:
+        yield
+    except ShardwrightError as error:
+        say(f"Error: {as_options(str(error))}")
+        ctx.exit(error.exit_code)
+    except BrokenPipeError:
+        raise  # the reader has closed the pipe
+    except OSError as error:
+        _drop(sys.stdout)
+        where = f" {error.filename}" if error.filename is not None else ""
+        say(f"Error: cannot read or write{where}: {error.strerror or error}")
+        ctx.exit(1)
 
 
 OPTIONS = {
@@ -74,10 +86,10 @@ def _prepare_streams() -> None:
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
-def _drop_output() -> None:
-    """Drop what could not be written: Python would try again at exit."""
+def _drop(stream: Any) -> None:
+    """Drop what could not be written, and what follows: Python would try again at exit."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Count(click.ParamType):
@@ -129,10 +141,13 @@ class ByRank(click.ParamType):
 def say(text: str) -> None:
     """Print a hint, warning or error as one line on stderr: stdout holds results only.
 
-    Characters that would control a terminal are escaped.
+    Characters that would control a terminal are escaped. Results do not fail with stderr.
     """
     line = " ".join(text.split())
-    click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), err=True)
+    try:
+        click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), err=True)
+    except OSError:
+        _drop(sys.stderr)
 
 
 STAGES = {

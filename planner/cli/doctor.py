@@ -38,8 +38,10 @@ def doctor(
 
         found = diagnose(model, ranks, device, **with_inputs(how))
     if as_json:
-        whole = [one.model_dump() for one in found.whole]
-        click.echo(compact({**asdict(found), "whole": whole}))
+        dumped = asdict(found)
+        for part in (dumped, *dumped["ranks"]):
+            part["whole"] = [one.model_dump() for one in part["whole"]]
+        click.echo(compact(dumped))
     else:
         from shardwright.planner.report.tables import show
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.errors import PlanError, UsageError
+from shardwright.errors import DistributedError, PlanError, UsageError
 from shardwright.planner.cli.console import say, working
 from shardwright.planner.cli.shared import COUNT, DTYPES, reads_model
 
@@ -139,14 +139,20 @@ def _on_gpus(plan: Plan) -> bool:
 
 @contextmanager
 def _answers_first() -> Iterator[None]:
-    """Inside, the first SIGTERM or SIGINT ends the server after its requests; a second, at once."""
+    """Inside, the first SIGTERM or SIGINT ends the server after its requests; a second, at once.
+
+    Before the server listens, rank 0 dies of it: then the command is aborted.
+    """
     from shardwright.planner.on_ranks.launch import RANK
+
+    ended: list[int] = []
 
     def end(number: int, _: Any) -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
         first = [p for p in multiprocessing.active_children() if p.name == RANK.format(0)]
         for process in first:
+            ended.append(number)
             os.kill(process.pid or 0, signal.SIGTERM)
         if not first:
             signal.raise_signal(number)
@@ -157,6 +163,10 @@ def _answers_first() -> Iterator[None]:
         signal.signal(each, end)
     try:
         yield
+    except DistributedError as error:
+        if ended:
+            raise click.Abort from error
+        raise
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

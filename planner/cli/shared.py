@@ -91,6 +91,8 @@ def check_output(path: str | None, *others: str | None) -> None:
     """
     if path is None:
         return
+    if not path:
+        raise UsageError("the name of the file to write is empty")
     for other in others:
         if other and any(_is_of(path, name) for name in (other, other.rpartition(":")[0]) if name):
             raise UsageError(

@@ -16,6 +16,8 @@ LONGEST_NAME = 1000
 """Most characters of a key."""
 MAX_BYTES = 1 << 28
 """Most bytes of a file: many times what the header of 100,000 tensors takes."""
+LARGEST_PLAN = 1 << 26
+"""Most bytes of a plan that is read; plans of the largest models have a hundredth of that."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -50,11 +52,21 @@ def read_json(path: Path) -> Any:
         OSError: the file cannot be read.
         ValueError: it is not JSON, or exceeds a limit; the message is one line.
     """
+    return parse_json(read_bytes(path, MAX_BYTES))
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a file of `most` bytes at most.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has more bytes, or `path` is no name; the message is one line.
+    """
     with path.open("rb") as stream:
-        content = stream.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-    return parse_json(content)
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content
 
 
 def parse_json(content: str | bytes, plain: bool = False, unique: bool = False) -> Any:

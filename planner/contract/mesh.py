@@ -77,6 +77,10 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
 
 def fault_of_dim(name: str, size: int) -> str | None:
     """Return what is wrong with a mesh dim of that name and size; None if nothing is."""
+    if not isinstance(name, str):
+        return f"{name!r:.80} is no name for a mesh dim"
+    if not isinstance(size, int) or isinstance(size, bool):
+        return f"{name} must be an int, not {size!r:.80}"
     if size < 1:
         return f"{name} must be at least 1, not {size}"
     if size > MAX_RANKS:

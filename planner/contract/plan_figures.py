@@ -55,6 +55,14 @@ class Quantized(Part):
     )
 
 
+class ModelIdentity(Part):
+    """Which model the plan is for; applying it to another is an error that says what differs."""
+
+    architecture: str = Field(description="class of the model, as transformers names it")
+    config_hash: str = Field(description="SHA-256 of what decides the model's shape")
+    parameters: dict[str, list[int]] = Field(description="unsharded shapes, * for a layer number")
+
+
 class Workload(SparsePart):
     """What the plan was priced for."""
 

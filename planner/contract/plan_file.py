@@ -9,15 +9,21 @@ import hashlib
 import json
 from collections.abc import Container, Mapping
 from math import prod
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract import consistency
-from shardwright.planner.contract.files import parse_json, write_atomically
+from shardwright.planner.contract.files import (
+    LARGEST_PLAN,
+    parse_json,
+    read_bytes,
+    write_atomically,
+)
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import is_batched, lookup, pattern, taken_as
 from shardwright.planner.contract.plain_values import PlainValue
@@ -27,6 +33,7 @@ from shardwright.planner.contract.plan_figures import (
     DrawnBlock,
     Draws,
     MeshChoice,
+    ModelIdentity,
     Objective,
     Part,
     Prediction,
@@ -38,16 +45,6 @@ from shardwright.planner.contract.plan_figures import (
 
 FORMAT = "shardwright.plan"
 VERSION = 4
-LARGEST_FILE = 1 << 26
-"""Most bytes of a plan that is read; plans of the largest models have a hundredth of that."""
-
-
-class ModelIdentity(Part):
-    """Which model the plan is for; applying it to another is an error that says what differs."""
-
-    architecture: str = Field(description="class of the model, as transformers names it")
-    config_hash: str = Field(description="SHA-256 of what decides the model's shape")
-    parameters: dict[str, list[int]] = Field(description="unsharded shapes, * for a layer number")
 
 
 class Redistribution(Part):
@@ -480,20 +477,22 @@ class Plan(SparsePart):
         write_atomically(Path(path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read a plan from `path`.
+    def load(cls, path: str | Path | Plan) -> Plan:
+        """Read a plan from `path`; a plan itself is given back.
 
         Raises:
             PlanError: the file is missing or is not a plan.
+            UsageError: `path` is neither a plan nor a name.
         """
+        if isinstance(path, Plan):
+            return path
+        if not isinstance(path, str | PathLike):
+            raise UsageError(f"a plan or its file is needed, and not a {type(path).__name__}")
         try:
-            with Path(path).open("rb") as stream:
-                content = stream.read(LARGEST_FILE + 1)
-            text = content.decode()
+            text = read_bytes(Path(path), LARGEST_PLAN).decode()
         except OSError as error:
             raise PlanError(f"cannot read plan {path}: {error.strerror}") from None
-        except ValueError:  # not a valid file name, or not text
-            raise PlanError(f"{path} is not a text file, so not a plan") from None
-        if len(content) > LARGEST_FILE:
-            raise PlanError(f"{path} has more than {LARGEST_FILE:,} bytes, so it is no plan")
+        except ValueError as error:
+            why = "it is not text" if isinstance(error, UnicodeDecodeError) else error
+            raise PlanError(f"{path} is no plan: {why}") from None
         return cls.from_json(text, where=str(path))

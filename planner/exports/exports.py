@@ -61,7 +61,7 @@ def export(plan: Plan | str | Path, to: str, **options: object) -> str | bytes:
         PlanError: the file is not a plan, or the runtime cannot carry the plan out.
         PluginError: a format of another package does not load, or returns neither text nor bytes.
     """
-    emit, read = emitter(to), plan if isinstance(plan, Plan) else Plan.load(plan)
+    emit, read = emitter(to), Plan.load(plan)
     try:
         inspect.signature(emit).bind(read, **options)
     except TypeError:

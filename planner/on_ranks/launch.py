@@ -13,18 +13,20 @@ import pickle
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
-from shardwright.errors import DistributedError, ShardwrightError, in_one_line
+from shardwright.errors import DistributedError, ShardwrightError, UsageError, in_one_line
 
 GRACE = 5.0
 """Seconds that the other ranks have to report after one has failed: the first rank that notices a
@@ -54,7 +56,13 @@ def run_processes(
     Raises:
         ShardwrightError: a rank raised an error; tracebacks of other exceptions are on stderr.
         DistributedError: a rank died, or lost its connection to another rank.
+        UsageError: a rank imports the user's script, which gets here again.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "ranks import this script for the classes in it, and it starts ranks again: put what "
+            'it does under `if __name__ == "__main__":`'
+        )
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
     pipes: dict[Connection, int] = {}
@@ -70,7 +78,8 @@ def run_processes(
                     daemon=True,
                 )
                 processes.append(process)
-                process.start()
+                with nullcontext() if b"__main__" in work else _without_script():
+                    process.start()
                 theirs.close()  # so that a dead rank shows as the end of the pipe
                 pipes[mine] = rank
             return _collect(processes, pipes)
@@ -79,6 +88,20 @@ def run_processes(
                 if process.pid is not None:
                     process.kill()
                     process.join()
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Inside, processes that are started do not run the user's script, as spawned ones do.
+
+    A script without `if __name__ == "__main__":` would get here again in each of them.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list[Any]:

@@ -6,6 +6,7 @@ import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Difference:
 
 
 def compare(
-    plan: Plan,
+    plan: Plan | str | Path,
     model: Any,
     layers: int | None = None,
     dtype: torch.dtype | str = torch.float32,
@@ -67,7 +68,7 @@ def compare(
     gradient are relative to its largest entry.
 
     Args:
-        plan: The plan.
+        plan: The plan, or its file.
         model: The model it was made for, as `shardwright.plan` takes it; a module must pickle.
         layers: Cut the model to this many layers first, and plan the smaller model with the same
             options. Only for a Hub id, directory or config.
@@ -82,7 +83,7 @@ def compare(
         UsageError: the model has fewer layers, or its layers cannot be counted.
         DistributedError: a rank died.
     """
-    dtype = as_dtype(dtype) or torch.float32
+    plan, dtype = Plan.load(plan), as_dtype(dtype) or torch.float32
     model = buildable(model, trust_remote_code, Hub(**hub))
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
@@ -108,6 +109,11 @@ def buildable(model: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
     """Return what `random_model` takes for a model that is named as `shardwright.plan` takes it."""
     if isinstance(model, nn.Module) or python_references.is_code(model):
         return model
+    if not isinstance(model, str | Path) and not hasattr(model, "to_dict"):
+        raise ModelError(
+            f"cannot compare a {type(model).__name__}: give a hub id, a directory, a config or a "
+            "module"
+        )
     return model if hasattr(model, "to_dict") else read_config(model, trust_remote_code, hub)
 
 

@@ -81,7 +81,13 @@ def gather(texts: Iterable[str], path: str | Path | None = None) -> dict[str, st
 
 
 def as_pins(table: Mapping[str, object]) -> tuple[Pin, ...]:
-    """Return the pins of a mapping name -> placement."""
+    """Return the pins of a mapping name -> placement.
+
+    Raises:
+        UsageError: a name is no text, or a placement is invalid.
+    """
+    if wrong := [name for name in table if not isinstance(name, str)]:
+        raise UsageError(f"a pin has the name {wrong[0]!r:.60}, which is no text")
     return tuple(make_pin(name, placement) for name, placement in table.items())
 
 

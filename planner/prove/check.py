@@ -42,7 +42,7 @@ def check(
         ModelError: the model cannot be read or traced.
     """
     where = "the plan" if isinstance(plan, Plan) else plan
-    read = plan if isinstance(plan, Plan) else Plan.load(plan)
+    read = Plan.load(plan)
     if not accept:
         read.unedited(where)
     prover = Prover(model, args, kwargs, trust_remote_code=trust_remote_code, **hub)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -37,8 +38,13 @@ class Difference(NamedTuple):
     second: str
 
 
-def differences(first: Plan, second: Plan) -> list[Difference]:
-    """List all differences except those of solvers and versions."""
+def differences(first: Plan | str | Path, second: Plan | str | Path) -> list[Difference]:
+    """List all differences of two plans, or of their files, except those of solvers and versions.
+
+    Raises:
+        PlanError: a file is not a plan.
+    """
+    first, second = Plan.load(first), Plan.load(second)
     names = sorted({*first.modules, *second.modules})
     left, right = _tables(first, names), _tables(second, names)
     return [

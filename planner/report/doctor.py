@@ -22,6 +22,8 @@ from shardwright.planner.report.fit import fits, memory_of
 from shardwright.planner.report.report import replicated_table
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.solution import SolverOptions
+from shardwright.planner.search.task import Task
+from shardwright.planner.trace.runs.decoding import without_state
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.units import human_bytes, human_time
 
@@ -31,7 +33,10 @@ TESTED = {"torch": "2.13.0", "transformers": "5.23.0"}
 
 @dataclass(frozen=True)
 class OnRanks:
-    """The plan for least memory on some ranks; `why` says why there is none."""
+    """The plan for least memory on some ranks; `why` says why there is none.
+
+    `whole` are the large parameters that every rank holds, with reasons.
+    """
 
     tp: int
     parameter_bytes: int = 0
@@ -40,6 +45,7 @@ class OnRanks:
     fits: bool = False
     time_ns: int = 0
     why: str = ""
+    whole: list[Replicated] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Diagnosis:
         dtype: Their dtype.
         inputs: Shapes with which it was traced; values of what is no tensor.
         ranks: A plan for each number of ranks.
-        whole: Large parameters that every rank holds, on the fewest ranks, with reasons.
+        whole: Large parameters that every rank holds, on the first number of ranks that has a
+            plan, with reasons.
         opaque: Modules whose code was not traced, so that they stay whole.
         proven: Calls that the plan holds for.
         refused: Calls that could not be traced; split models refuse them.
@@ -89,7 +96,7 @@ def diagnose(
     given: dict[str, Any] = {
         **{str(i): value for i, value in enumerate(found.source.args)}, **found.source.kwargs
     }  # fmt: skip
-    rows, plans, task = list[OnRanks](), list[Plan](), None
+    rows, task = list[OnRanks](), None
     for tp in ranks:
         task = found.on({TP: tp}, "ddp", ranks_on_a_host(device, tp, None))
         try:
@@ -98,20 +105,21 @@ def diagnose(
             rows.append(OnRanks(tp, why=str(error)))
         else:
             rows.append(_on_ranks(tp, plan))
-            plans.append(plan)
     source = found.source if task is None else task.source
     traced = {id(run) for run in source.further}
     lost = [wish[0] for wish in source.wishes if not any(id(run) in traced for run in wish)]
-    first = plans[0] if plans else None
+    made = made_runs(task) if task else source.runs
+    if any(run.resumes for run in source.runs) and not any(run.resumes for run in made):
+        lost = [run for run in lost if not run.resumes]  # no call of this model fills a cache
     return Diagnosis(
         source.architecture,
         sum(p.numel() for p in source.module.parameters()),
         dtype_name(source.dtype),
         {k: list(v.shape) if isinstance(v, Tensor) else v for k, v in given.items()},
         rows,
-        whole=first.replicated if first else [],
+        whole=next((row.whole for row in rows if not row.why), []),
         opaque=sorted(task.graph.untraced) if task else [],
-        proven=[*dict.fromkeys(_in_words(run) for run in source.runs)],
+        proven=[*dict.fromkeys(_in_words(run) for run in made)],
         refused=[*dict.fromkeys(_in_words(run) for run in lost)],
         versions={name: version(name) for name in TESTED},
     )
@@ -120,7 +128,20 @@ def diagnose(
 def _on_ranks(tp: int, plan: Plan) -> OnRanks:
     held, whole = max(plan.predicted.parameter_bytes), max(plan.predicted.unsharded_bytes, 1)
     total, time = memory_of(plan).total, plan.predicted.time_ns
-    return OnRanks(tp, held, held / whole, total, fits(plan), time)
+    return OnRanks(tp, held, held / whole, total, fits(plan), time, whole=plan.replicated)
+
+
+def made_runs(task: Task) -> list[Run]:
+    """Return the traced calls as they were made: without a cache, if no call before left one."""
+    runs, graph = task.source.runs, task.graph
+    numbers = [number for number, _ in graph.branch_paths] or range(len(graph.cache_arguments))
+    found = list[Run]()
+    for number, taken in zip(numbers, graph.cache_arguments, strict=True):
+        run = runs[number]
+        inputs = run.kwargs if taken or not run.resumes else without_state(run.kwargs)
+        if inputs is not None:
+            found.append(run._replace(kwargs=inputs, resumes=bool(run.resumes and taken)))
+    return found
 
 
 def _in_words(run: Run) -> str:
@@ -165,5 +186,17 @@ def doctor_report(found: Diagnosis) -> RenderableType:
         calls.add_row(call, "proven")
     for call in found.refused:
         calls.add_row(call, Text("refused", style="yellow"))
-    parts = [Group(title, grid), table, replicated_table(found.whole), calls]
+    parts = [Group(title, grid), table, *_whole_tables(found.ranks), calls]
     return Group(*(p for part in parts for p in (part, Text(""))))
+
+
+def _whole_tables(rows: Sequence[OnRanks]) -> list[RenderableType]:
+    """Show what stays whole, once for all numbers of ranks on which it is the same."""
+    ranks: dict[tuple[Replicated, ...], list[str]] = {}
+    for row in rows:
+        if not row.why:
+            ranks.setdefault((*row.whole,), []).append(str(row.tp))
+    found = {" and ".join(names): replicated_table(whole) for whole, names in ranks.items()}
+    if len(found) < 2:
+        return [*found.values()]
+    return [Group(Text(f"On {names} ranks:", style="dim"), part) for names, part in found.items()]

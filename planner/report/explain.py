@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
@@ -103,7 +104,7 @@ class Explanation:
 
 
 def explain(
-    plan: Plan,
+    plan: Plan | str | Path,
     name: str,
     model: Any,
     trust_remote_code: bool = False,
@@ -114,7 +115,7 @@ def explain(
     """Explain the placement of a parameter, or of each parameter in a module.
 
     Args:
-        plan: The plan, with the workload and mesh that are priced.
+        plan: The plan, with the workload and mesh that are priced, or its file.
         name: The name as in a pin: `*` stands for any part of a name between dots.
         model: The model it was made for, as `shardwright.plan` takes it.
         trust_remote_code: Whether to run code that is shipped with the model.
@@ -127,6 +128,9 @@ def explain(
         PlanError: the plan is for another model.
     """
     how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
+    plan = Plan.load(plan)
+    if not isinstance(name, str):
+        raise UsageError(f"give the name of a parameter or module as text, not {name!r:.60}")
     return explained(plan, made(plan, model, **how), [name])
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Column, Table
 
 WIDTH = 100
@@ -31,10 +32,22 @@ def plain(part: RenderableType) -> str:
 
 
 def _print(console: Console, part: RenderableType, width: int) -> None:
-    """Print in `width` columns, or in as many as the columns that are not wrapped need."""
+    """Print in `width` columns, or in as many as are needed to break no name, number or word."""
     wide = console.options.update(width=10 * WIDTH)
+    for column in _columns(part):
+        cells = [Measurement.get(console, wide, c) for c in (column.header, *column.cells)]
+        column.min_width = max(c.maximum if column.no_wrap else c.minimum for c in cells)
     console.width = max(width, Measurement.get(console, wide, part).minimum)
     console.print(part, soft_wrap=False)
+
+
+def _columns(part: object) -> list[Column]:
+    """Return the columns of all tables in a part."""
+    if isinstance(part, Table):
+        return part.columns
+    inside = part.renderables if isinstance(part, Group) else ()
+    inside = (part.renderable,) if isinstance(part, Padding) else inside
+    return [column for each in inside for column in _columns(each)]
 
 
 def name(heading: str) -> Column:

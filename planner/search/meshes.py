@@ -54,6 +54,10 @@ class Cluster:
         Raises:
             UsageError: one is below 1, or there are too many GPUs.
         """
+        if not all(type(n) is int for n in (self.hosts, self.gpus_per_host)):
+            raise UsageError(
+                f"hosts and GPUs must be ints, not {self.hosts!r:.40}, {self.gpus_per_host!r:.40}"
+            )
         if min(self.hosts, self.gpus_per_host) < 1 or self.ranks > MAX_RANKS:
             raise UsageError(
                 f"{self.hosts} hosts with {self.gpus_per_host} GPUs: from 1 to {MAX_RANKS:,} GPUs"

@@ -433,8 +433,8 @@ def _check_full_sizes(adapter: Any, layer: Any, path: str) -> None:
         if getattr(adapter, name, None) != getattr(layer, name, None):
             raise UsageError(
                 f"peft made an adapter for a shard of '{path}', {name}={getattr(adapter, name)}: "
-                "add adapters inside `with shardwright.adding_adapters():`, or before the model is "
-                "planned and split"
+                "add LoRA adapters inside `with shardwright.adding_adapters():`, and others before "
+                "the model is planned and split"
             )
 
 

@@ -35,7 +35,7 @@ def fully_shard(model: M, plan: Plan | str | Path, **options: Any) -> M:
             parameters, or several mesh dims count copies.
         PlanError: the plan cannot be read.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = Plan.load(plan)
     boundary = boundary_of(model)
     mesh = boundary.model.mesh.device_mesh if boundary and boundary.model else None
     if mesh is None:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ModelError, UsageError, first_line, in_one_line
-from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
+from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusted, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import PackageConfig, default_dtype
 
@@ -258,6 +258,7 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
         ModelError: no model can be built from the config, it has too many modules, or it needs
             code that is not trusted.
     """
+    trust_remote_code = trusted(trust_remote_code)
     cls = model_class(config, trust_remote_code, hub)
     if not trust_remote_code:
         refuse_kernels(config, getattr(config, "name_or_path", "") or cls.__name__)

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import ModelError, first_line
+from shardwright.errors import ModelError, UsageError, first_line
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import package_config
@@ -43,6 +43,7 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    trust_remote_code = trusted(trust_remote_code)
     name = component(name, hub)
     _check_file(name)
     if (own := package_config(name)) is not None:
@@ -66,6 +67,17 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
     else:
         refuse_kernels(config, name)
     return config
+
+
+def trusted(trust_remote_code: object) -> bool:
+    """Return whether code may run; None is no, where transformers would prompt on the terminal.
+
+    Raises:
+        UsageError: it is neither True nor False, as "no" is, which would count as true.
+    """
+    if not isinstance(trust_remote_code, bool | None):
+        raise UsageError(f"trust_remote_code must be True or False, not {trust_remote_code!r:.60}")
+    return bool(trust_remote_code)
 
 
 def _name_nested(config: Any) -> None:
@@ -158,6 +170,8 @@ def trusting(trust_remote_code: bool) -> Iterator[None]:
 def _check_file(name: str | Path) -> None:
     """Refuse an invalid model name, and a directory without a readable config."""
     path = Path(name)
+    if not str(name):
+        raise ModelError("the model's name is empty: give a directory or a hub id")
     try:
         local = path.exists()
     except (OSError, ValueError):  # the name is too long, or contains a NUL

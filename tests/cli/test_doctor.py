@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM
 
-from shardwright.planner.report.doctor import TESTED, diagnose, doctor_report
+from shardwright.planner.contract.plan_file import Replicated
+from shardwright.planner.report.doctor import (
+    TESTED,
+    Diagnosis,
+    OnRanks,
+    diagnose,
+    doctor_report,
+)
 from shardwright.planner.report.tables import plain
 from tests.cli.conftest import Run
 
@@ -43,7 +51,7 @@ def test_a_model_that_runs(run: Run, small: Path) -> None:
     assert found["architecture"] == "LlamaForCausalLM"
     assert [(row["tp"], row["fits"]) for row in found["ranks"]] == [(2, True), (4, True)]
     assert all(row["share"] < 1 / row["tp"] + 0.02 for row in found["ranks"])
-    assert found["whole"] == found["opaque"] == found["refused"] == []
+    assert found["whole"] == found["ranks"][1]["whole"] == found["opaque"] == found["refused"] == []
     assert any("filled the cache" in call for call in found["proven"])
     assert found["versions"].keys() == TESTED.keys()
 
@@ -55,11 +63,31 @@ def test_it_is_printed(run: Run, small: Path) -> None:
     assert "input_ids, use_cache=False" in text
 
 
+def test_calls_of_a_model_without_a_cache() -> None:
+    """No call of it fills one, so none comes after such a call, and none is refused for that."""
+    sizes = dict(hidden_size=32, num_attention_heads=4, intermediate_size=64, num_hidden_layers=1)
+    found = diagnose(BertForMaskedLM(BertConfig(vocab_size=64, **sizes)), (2,))
+    assert "inputs_embeds" in found.proven and found.refused == []
+    assert not any("filled" in call for call in found.proven)
+
+
 def test_what_stays_whole_is_named() -> None:
     found = diagnose(Model(), (2,), args=torch.zeros(3, 19, 16))
     assert found.opaque == ["scaled"]
     assert "scaled: stay replicated" in plain(doctor_report(found))
     assert found.ranks[0].share > 0.5
+
+
+def test_what_stays_whole_is_said_of_its_number_of_ranks() -> None:
+    whole = [Replicated(parameter="a.weight", bytes=64, reason="why not")]
+    rows = [OnRanks(2, whole=whole), OnRanks(3, why="no plan"), OnRanks(4), OnRanks(8, whole=whole)]
+    words = plain(doctor_report(Diagnosis("Model", 9, "float32", {}, rows)))
+    assert " ".join(words.split()).endswith(
+        "On 2 and 8 ranks: LARGE_AND_REPLICATED BYTES REASON a.weight 64 B why not "
+        "On 4 ranks: No large parameter stays replicated. CALL SPLIT_MODEL"
+    )
+    none = plain(doctor_report(Diagnosis("Model", 9, "float32", {}, [OnRanks(3, why="no plan")])))
+    assert "stays replicated" not in none
 
 
 def test_an_unknown_device_is_refused(run: Run, small: Path) -> None:

@@ -13,28 +13,46 @@ import pytest
 from click.testing import Result
 
 from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.report.report import report
+from shardwright.planner.report.tables import plain, show
 
 COMMAND = [sys.executable, "-m", "shardwright"]
 
 
-def call(*words: object, stdout: Any = subprocess.PIPE, **environment: str) -> Any:
+def call(
+    *words: object,
+    stdout: Any = subprocess.PIPE,
+    stderr: Any = subprocess.PIPE,
+    **environment: str,
+) -> Any:
     """Run the command in a process of its own; `None` in the environment takes a variable away."""
     return subprocess.run(
         [*COMMAND, *map(str, words)],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, **environment},
         timeout=300,
     )
 
 
-def test_a_full_disk_behind_stdout(planned: tuple[Path, Result]) -> None:
+@pytest.mark.parametrize("words", [("show", "PLAN"), ("--help",), ("plan", "-h"), ("-V",), ()])
+def test_a_full_disk_behind_stdout(planned: tuple[Path, Result], words: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        found = call("show", planned[0], stdout=full)
+        found = call(*(planned[0] if word == "PLAN" else word for word in words), stdout=full)
     assert found.returncode == 1
     assert found.stderr == "Error: cannot read or write: No space left on device\n"
+
+
+def test_a_full_disk_behind_stderr(planned: tuple[Path, Result]) -> None:
+    """Results do not fail with a hint that cannot be printed, and errors keep their exit code."""
+    for words, code in [(("explain", planned[0], "lm_head.weight"), 0), (("show", "none"), 1)]:
+        with Path("/dev/full").open("w") as full:
+            found = call(*words, stderr=full)
+        assert found.returncode == code
+        assert ("placed" in found.stdout) == (code == 0)
 
 
 def test_a_full_disk_behind_the_output(planned: tuple[Path, Result], run: Any) -> None:
@@ -72,6 +90,25 @@ def test_other_surroundings(planned: tuple[Path, Result], environment: dict[str,
     found = call("show", planned[0], **environment)
     assert found.returncode == 0, found.stderr
     assert "LlamaForCausalLM" in found.stdout and found.stderr == ""
+
+
+def test_a_narrow_terminal_breaks_no_words(plan: Plan, monkeypatch: Any, capsys: Any) -> None:
+    """It wraps lines itself, at any letter; cells are broken between words only."""
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    show(report(plan))
+    assert set(plain(report(plan)).split()) == set(capsys.readouterr().out.split())
+
+
+def test_names_that_are_empty(run: Any, model: Path) -> None:
+    assert run("plan", "", "--tp", 2).stderr == (
+        "Error: the model's name is empty: give a directory or a hub id\n"
+    )
+    assert run("plan", model, "--tp", 2, "-o", "").stderr == (
+        "Error: the name of the file to write is empty\n"
+    )
 
 
 def test_a_home_that_cannot_be_written(model: Path, tmp_path: Path) -> None:

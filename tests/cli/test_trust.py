@@ -21,10 +21,10 @@ from transformers.models.auto import auto_factory
 
 import shardwright
 from benchmarks.faults.checkpoints import local_part
-from shardwright.errors import ModelError
+from shardwright.errors import ModelError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.model.build import model_class
+from shardwright.runtime.model.build import building, model_class
 from shardwright.runtime.model.config import read_config
 from tests import planning
 from tests.checkpoint.make import write
@@ -99,6 +99,22 @@ def test_it_never_runs_unasked(own: Path, run: Run) -> None:
     with pytest.raises(ModelError) as error:
         planning.plan(own, 2)
     assert str(error.value) == text
+    assert not (own.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("given", [None, "no", 1])
+def test_only_true_is_a_yes(own: Path, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    """With None transformers would prompt on the terminal, where a yes lies; "no" is true."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    refusal = ModelError if given is None else UsageError
+    with pytest.raises(refusal):
+        read_config(own, given)
+    with pytest.raises(refusal):
+        planning.plan(own, 2, trust_remote_code=given)
+    if given is not None:
+        config = LlamaConfig(architectures=["OwnModel"], auto_map=CONFIG["auto_map"])
+        with pytest.raises(UsageError), building(config, given):
+            pass
     assert not (own.parent / "ran").exists()
 
 

@@ -173,7 +173,7 @@ def test_json_without_end(text: str, why: str) -> None:
 
 
 def test_a_file_without_end() -> None:
-    with pytest.raises(PlanError, match="/dev/zero has more than 67,108,864 bytes"):
+    with pytest.raises(PlanError, match="/dev/zero is no plan: it has more than 67,108,864 bytes"):
         Plan.load("/dev/zero")
 
 

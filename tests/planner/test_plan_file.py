@@ -147,7 +147,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot read plan"):
         Plan.load(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PlanError, match="not a text file"):
+    with pytest.raises(PlanError, match="it is not text"):
         Plan.load(tmp_path / "binary")
 
 

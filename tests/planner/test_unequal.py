@@ -123,7 +123,10 @@ def test_what_fits_in_no_way() -> None:
     [
         ({"tp": 2, "speeds": (1, 1, 1)}, "speeds: 3 numbers for tp=2 ranks"),
         ({"tp": 2, "speeds": (1, 0)}, "speeds: each must be above 0"),
-        ({"tp": 2, "memory": (1 << 30, float("nan"))}, "memory: each must be above 0"),
+        (
+            {"tp": 2, "memory": (1 << 30, float("nan"))},
+            "memory must be an int of bytes, or one for each rank",
+        ),
         ({"mesh": {"cp": 2, "tp": 2}, "speeds": (1, 2)}, "be combined with cp, ep or dp='fsdp'"),
         ({"cluster": shardwright.Cluster(1, 2), "speeds": (1, 2)}, "give tp or mesh instead"),
     ],

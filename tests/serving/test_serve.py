@@ -93,6 +93,20 @@ def test_a_rank_that_dies_ends_the_server(tiny: Path) -> None:
         assert "Error: rank 1 died (SIGKILL, out of memory?)" in said.splitlines()
 
 
+def test_an_interrupt_while_the_model_is_loaded(tiny: Path) -> None:
+    """No rank is blamed for what the user asked for."""
+    command = [sys.executable, "-m", "shardwright", "serve", tiny, "--tp", "2"]
+    with subprocess.Popen(
+        [*command, "--port", str(free_port())], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "Loading" in process.stderr.readline()
+        time.sleep(1)  # the ranks are started, and import torch
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (1, "Aborted!")
+
+
 def test_what_cannot_be_served(run: Run, tiny: Path, tmp_path: Path) -> None:  # noqa: F811
     def said(*arguments: object) -> str:
         result = run("serve", *arguments)

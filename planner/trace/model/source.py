@@ -34,6 +34,7 @@ from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wi
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs, told_apart
 from shardwright.planner.trace.trace_lock import alone
+from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.model.build import as_dtype, building, move_to_meta
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
@@ -169,6 +170,7 @@ def read_source(
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
     if not made:
         _refuse_compiled(model)
+        _refuse_split(model)
     quantization = None if dequantize else read_quantization(getattr(model, "config", model))
     if made:
         model = from_config(model, as_dtype(dtype), trust_remote_code, hub)
@@ -244,6 +246,14 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"'{name}' in {type(model).__name__} is compiled by TorchScript, and compiled code "
                 "cannot be split: put the module that it was made of there"
             )
+
+
+def _refuse_split(model: nn.Module) -> None:
+    if mesh_of(model) is not None:
+        raise ModelError(
+            f"this {type(model).__name__} is split already, and plans are for whole models: give "
+            "the model as it was before, its config or its directory"
+        )
 
 
 def from_config(

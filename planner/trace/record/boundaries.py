@@ -25,6 +25,12 @@ from shardwright.planner.trace.state.attribute_reads import alike, found_in, sam
 from shardwright.runtime.modules.recomputation import FLAG, is_cache
 from shardwright.runtime.slots import map_slots, tensors
 
+if hasattr(torch.ops.shardwright, "boundary"):  # torch keeps ops as long as the process lives
+    raise ImportError(
+        "Shardwright was taken out of sys.modules and is imported again, which torch does not "
+        "allow for its ops: restart Python"
+    )
+
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
 BOUNDARY = torch.ops.shardwright.boundary.default
 """An identity op that exists only in traces; `read_tag` reads its tag."""
