@@ -112,7 +112,8 @@ class BoundaryModule(HookedModule):
         held = {**self.__dict__["_parameters"], **self.__dict__["_buffers"]}
         for name, stored in held.items():
             value, model = state_dict.get(prefix + name), self._shardwright.model
-            if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
+            full = stored._spec.shape if isinstance(stored, DTensor) else None
+            if value is not None and value.shape == full:
                 assert model is not None
                 state_dict[prefix + name] = model.cut(value, stored, prefix + name)
         super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]

@@ -1,0 +1,76 @@
+"""Code of forwards that changes parameters and buffers past the usual ways."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.runtime.api import apply
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
+from tests.planner.equal import close, features, planned, weigh
+from tests.ranks import run_ranks
+
+WIDTH, INNER = 24, 48
+
+
+class Net(nn.Module):
+    """Two layers; `do` changes state between them."""
+
+    mean: Tensor
+
+    def __init__(self, do: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.do = do
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+        self.register_buffer("mean", torch.zeros(INNER))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.do(self, self.up(x).relu()))
+
+
+def _adds(net: Net, h: Tensor) -> Tensor:
+    net.mean += h.detach().mean((0, 1))
+    return h - net.mean
+
+
+def _sets_itself(net: Net, h: Tensor) -> Tensor:
+    net.mean = net.mean.mul_(0.9).add_(h.detach().mean((0, 1)))
+    return h - net.mean
+
+
+SPLIT = (_adds, _sets_itself)
+
+
+@pytest.mark.parametrize("do", SPLIT)
+@pytest.mark.parametrize("tp", [2, 3])
+def test_equals_the_whole_model(do: Callable[[Net, Tensor], Tensor], tp: int) -> None:
+    """In several calls, and in what is left: gradients, parameters and buffers."""
+    torch.manual_seed(0)
+    net = Net(do).double()
+    plan = planned(net, features(WIDTH), tp)
+    assert any("@" in p.placement for m in plan.modules.values() for p in m.parameters.values())
+    inputs = [features(WIDTH)(2, 7)[0] for _ in range(3)]
+
+    def use(model: nn.Module) -> dict[str, Tensor]:
+        outputs = [model(x) for x in inputs]
+        weigh(outputs).backward()
+        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        named = {f"grad {n}": g for n, g in full_tensors(model, grads).items()}
+        named |= {f"output {i}": y.detach() for i, y in enumerate(outputs)}
+        return named | full_tensors(model, held)
+
+    wanted = use(copy.deepcopy(net))
+
+    def rank(mesh: Mesh) -> dict[str, Tensor]:
+        return use(apply(copy.deepcopy(net), plan, mesh))
+
+    for found in run_ranks(tp, rank):
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            close(found[name], value, name)
