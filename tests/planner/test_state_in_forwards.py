@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.errors import ModelError
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -43,7 +44,47 @@ def _sets_itself(net: Net, h: Tensor) -> Tensor:
     return h - net.mean
 
 
-SPLIT = (_adds, _sets_itself)
+def _hooks_once(net: Net, h: Tensor) -> Tensor:
+    for weight in (net.up.weight, net.down.weight):
+        if not weight._backward_hooks:
+            weight.register_hook(lambda grad: grad * 0.5)
+    return h
+
+
+def _clears_gradients(net: Net, h: Tensor) -> Tensor:
+    if net.up.weight.grad is not None:
+        net.up.weight.grad.zero_()
+    net.down.weight.grad = None
+    return h
+
+
+def _learns(net: Net, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        for p in (net.up.weight, *net.down.parameters()):
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.01)
+    return h
+
+
+def _freezes(net: Net, h: Tensor) -> Tensor:
+    net.up.weight.requires_grad_(False)
+    net.down.bias.requires_grad = False
+    return h
+
+
+def _asks_for_leaves(net: Net, h: Tensor) -> Tensor:
+    return h * (2 if net.up.weight.is_leaf and net.down.weight.grad_fn is None else 3)
+
+
+SPLIT = (
+    _adds,
+    _sets_itself,
+    _hooks_once,
+    _clears_gradients,
+    _learns,
+    _freezes,
+    _asks_for_leaves,
+)
 
 
 @pytest.mark.parametrize("do", SPLIT)
@@ -57,8 +98,10 @@ def test_equals_the_whole_model(do: Callable[[Net, Tensor], Tensor], tp: int) ->
     inputs = [features(WIDTH)(2, 7)[0] for _ in range(3)]
 
     def use(model: nn.Module) -> dict[str, Tensor]:
-        outputs = [model(x) for x in inputs]
-        weigh(outputs).backward()
+        outputs = []
+        for x in inputs:
+            outputs.append(model(x))
+            weigh(outputs[-1]).backward()
         held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         named = {f"grad {n}": g for n, g in full_tensors(model, grads).items()}
@@ -74,3 +117,39 @@ def test_equals_the_whole_model(do: Callable[[Net, Tensor], Tensor], tp: int) ->
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             close(found[name], value, name)
+
+
+class InList(Net):
+    """Has its weight in a list besides."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda net, h: h * self.kept[0].sum())
+        self.kept = [self.down.weight]
+
+
+class View(Net):
+    """Has a view of its weight besides."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda net, h: h)
+        self.flat = self.down.weight.detach().view(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.flat.mul_(0.9)
+        return super().forward(x)
+
+
+class SharedBuffer(View):
+    """The view is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = self.flat
+        del self.flat
+        self.register_buffer("flat", flat)
+
+
+@pytest.mark.parametrize("make", [InList, View, SharedBuffer])
+def test_a_weight_from_elsewhere_than_its_attribute_is_refused(make: type[Net]) -> None:
+    with pytest.raises(ModelError, match=r"has 'down.weight' .*only as the attribute 'weight'"):
+        planned(make(), features(WIDTH), 2)

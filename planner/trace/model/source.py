@@ -27,6 +27,7 @@ from shardwright.planner.trace.model.input_values import (
 )
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
+from shardwright.planner.trace.model.shared_memory import note_shared
 from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_calls import example_calls
@@ -299,7 +300,9 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
     tensors = [t for store in stores for t in store.values() if t is not None]
     if all(t.is_meta for t in tensors):
-        return duplicate(module)
+        copied = duplicate(module)
+        note_shared(module, copied)
+        return copied
     memo: dict[int, Any] = {}
     kept = (v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor))
     stored = {  # a checkpoint may have others
@@ -312,7 +315,9 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         empty = torch.empty_like(t.detach(), device="meta")
         empty = empty if id(t) in stored else remembered(t, empty)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
-    return duplicate(module, memo).eval()
+    copied = duplicate(module, memo).eval()
+    note_shared(module, copied)
+    return copied
 
 
 def _of_block_masks(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -98,7 +98,7 @@ class Record:
     """New values of parameters and buffers that were changed in place, by name."""
 
     assigned: set[str] = field(default_factory=set)
-    """Parameters and buffers whose `data` code set."""
+    """Parameters and buffers whose `data`, flags, gradient or hooks code has to do with."""
 
     drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
     """Tensors for whose elements random numbers are drawn, and where they are drawn."""

@@ -21,7 +21,6 @@ from shardwright.planner.graph.buffer_values import number_of
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner
-from shardwright.planner.trace.data_queries.errors import NeedsData
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
@@ -31,6 +30,7 @@ from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
+from shardwright.planner.trace.record.own_tensors import OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
@@ -83,6 +83,7 @@ class _Recording:
         self.functional = Functional(entered)
         arguments = [(run.args, dict(run.kwargs)) for run in runs]
         self.stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(self.module)}
+        self.own = OwnTensors(self.module, dict(_state(self.module)), self.stored)
         self.given = tree_map(_like, arguments)
         recorder.calls.clear()
         for tensor, value in pairs(arguments, self.given):
@@ -177,15 +178,11 @@ class _Recording:
         ]
         return [t for t in _tensors(unpriced) if t.is_floating_point()]
 
-    def _note_assigned(self, out: Record, x: torch.Tensor) -> None:
-        """Note that code sets the `data` of a parameter or buffer.
-
-        Raises:
-            NeedsData: it is another tensor.
-        """
-        if not (found := {name for name, own in self.state.items() if own is x}):
-            raise NeedsData("it sets the data of a tensor that is no parameter")
+    def _note_assigned(self, out: Record, x: torch.Tensor) -> bool:
+        """Note a parameter that code has for more than its values; False if it is none."""
+        found = {name for name, own in self.state.items() if own is x}
         out.assigned |= found
+        return bool(found)
 
     def _note_results(self, out: Record) -> None:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""
@@ -225,6 +222,7 @@ class _Recording:
         reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
         out.seen += seen_by(reads, self.recorder.calls)
         out.flags_from_data = entered.given_numbers()
+        self.own.check(self.recorder.calls, out.written)
 
 
 def seen_by(modules: Iterable[str], calls: Sequence[Call]) -> Iterator[torch.Tensor]:
