@@ -23,12 +23,16 @@ class Net(nn.Module):
     """Two layers; `do` changes state between them."""
 
     mean: Tensor
+    first: Tensor
+    empty: Tensor | None
 
     def __init__(self, do: Callable[[Net, Tensor], Tensor]) -> None:
         super().__init__()
         self.do = do
         self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
         self.register_buffer("mean", torch.zeros(INNER))
+        self.register_buffer("empty", None)
+        self.down.register_buffer("mean_input", torch.zeros(INNER))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.do(self, self.up(x).relu()))
@@ -76,6 +80,38 @@ def _asks_for_leaves(net: Net, h: Tensor) -> Tensor:
     return h * (2 if net.up.weight.is_leaf and net.down.weight.grad_fn is None else 3)
 
 
+def _remembers(net: Net, h: Tensor) -> Tensor:
+    """The mean of the call before: what is set is read by the next call alone."""
+    before, net.mean = net.mean, h.detach().mean((0, 1))
+    return h - before
+
+
+def _leaves_for_users(net: Net, h: Tensor) -> Tensor:
+    net.down.mean_input = h.detach().mean((0, 1))
+    return h
+
+
+def _leaves_a_sum(net: Net, h: Tensor) -> Tensor:
+    """A matrix product over the features, of which each rank has one term."""
+    net.mean = (h.detach() @ net.down.weight.detach().T).mean((0, 1)).repeat(2)
+    return h
+
+
+def _remembers_a_sum(net: Net, h: Tensor) -> Tensor:
+    return h - net.mean.sum() + _leaves_a_sum(net, h) * 0
+
+
+def _registers(net: Net, h: Tensor) -> Tensor:
+    if not hasattr(net, "first"):
+        net.register_buffer("first", h.detach().mean((0, 1)))
+    return h - net.first
+
+
+def _fills(net: Net, h: Tensor) -> Tensor:
+    net.empty = h.detach().mean((0, 1)) + (0 if net.empty is None else net.empty)
+    return h - net.empty
+
+
 SPLIT = (
     _adds,
     _sets_itself,
@@ -84,6 +120,12 @@ SPLIT = (
     _learns,
     _freezes,
     _asks_for_leaves,
+    _remembers,
+    _leaves_for_users,
+    _leaves_a_sum,
+    _remembers_a_sum,
+    _registers,
+    _fills,
 )
 
 
@@ -153,3 +195,39 @@ class SharedBuffer(View):
 def test_a_weight_from_elsewhere_than_its_attribute_is_refused(make: type[Net]) -> None:
     with pytest.raises(ModelError, match=r"has 'down.weight' .*only as the attribute 'weight'"):
         planned(make(), features(WIDTH), 2)
+
+
+def _puts_a_parameter(net: Net, h: Tensor) -> Tensor:
+    net.up.weight = nn.Parameter(net.up.weight.detach() * 0.9)
+    return h
+
+
+def _makes_a_parameter(net: Net, h: Tensor) -> Tensor:
+    if not hasattr(net.up, "scale"):
+        net.up.register_parameter("scale", nn.Parameter(torch.ones(INNER, dtype=h.dtype)))
+    return h * net.up.scale
+
+
+def _adds_a_layer(net: Net, h: Tensor) -> Tensor:
+    if not hasattr(net.up, "more"):
+        net.up.more = nn.Linear(INNER, INNER, dtype=h.dtype)
+    return net.up.more(h)
+
+
+def _swaps(net: Net, h: Tensor) -> Tensor:
+    torch.utils.swap_tensors(net.up.weight, nn.Parameter(net.up.weight.detach() * 0.9))
+    return h
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        (_puts_a_parameter, "new parameter in 'up.weight'.*self.weight.data ="),
+        (_makes_a_parameter, "new parameter in 'up.scale'"),
+        (_adds_a_layer, "new parameter in 'up.more.weight'"),
+        (_swaps, "swaps tensors: set the data of parameters"),
+    ],
+)
+def test_new_parameters_are_refused(do: Callable[[Net, Tensor], Tensor], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        planned(Net(do), features(WIDTH), 2)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -62,9 +64,24 @@ def record(
     recorder = Recorder(entered, runs[0].by_rows)
     # In inference mode composite ops are dispatched in one piece, so LEAVES can be kept.
     # (Parameters still require gradients: `matmul` checks that.)
-    with torch.inference_mode(), recorder, exporting(exported):
+    with torch.inference_mode(), recorder, exporting(exported), _restored(top.root):
         made = _Recording(top, opaque.made(runs), entered, recorder, numbers, opaque)
         return made.run(opaque)
+
+
+@contextmanager
+def _restored(root: nn.Module) -> Iterator[None]:
+    """Context manager after which `root` has the modules, parameters and buffers as before."""
+    kinds = ("_parameters", "_buffers", "_modules")
+    stores = [getattr(module, kind) for module in root.modules() for kind in kinds]
+    before = [(store, {**store}) for store in stores]
+    try:
+        yield
+    finally:
+        for store, held in before:
+            if store.keys() != held.keys() or any(store[name] is not held[name] for name in held):
+                store.clear()
+                store.update(held)
 
 
 class _Recording:
@@ -104,6 +121,10 @@ class _Recording:
         self.kept = KeptState(self.module, entered, numbers, keeps, lambda: len(recorder.calls))
         self.results: list[list[tuple[str, torch.Tensor]]] = []
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
+        self.written: dict[str, list[torch.Tensor]] = {}
+        """By name of a parameter or buffer: the values that runs left there, each run its own."""
+        self.made: list[torch.Tensor] = []
+        """Buffers that were not there before, or had another shape."""
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
@@ -137,7 +158,7 @@ class _Recording:
             self._note_randomness(out)
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()
-            results = [*out.outputs, *out.written.values()]
+            results = [*out.outputs, *chain.from_iterable(out.written.values())]
             changes = changed(out.calls, out.regions, out.replaced, results, recorder.known)
             out.changed_in_regions = [*changes]
             self._note_reads(out)
@@ -156,6 +177,31 @@ class _Recording:
         self.states.end(state, [x for _, x in gave])
         self.results.append([(slot, inner(x)) for slot, x in gave])
         self.returned.extend(x for _, x in gave)
+        self._note_held()
+
+    def _note_held(self) -> None:
+        """Note what a run left in parameters and buffers, in place or by an assignment.
+
+        Raises:
+            ModelError: another parameter is there.
+        """
+        for path, module in self.module.named_modules():
+            for at, value in (*module._parameters.items(), *module._buffers.items()):
+                name = f"{path}.{at}".lstrip(".")
+                stored, own = self.stored.get(name), self.state.get(name)
+                if at in module._parameters and value is not own:
+                    raise ModelError(
+                        f"cannot split {type(self.module).__name__}: its forward puts a new "
+                        f"parameter in '{name}': make parameters before, and set the data of "
+                        f"those that there are (self.{at}.data = tensor)"
+                    )
+                now = None if value is None else inner(value)
+                if now is None or now is stored:
+                    continue
+                if stored is None or now.shape != stored.shape:
+                    self.made.append(now)
+                else:
+                    self.written.setdefault(name, []).append(now)
 
     def _note_opaque(
         self, name: str, taken: list[torch.Tensor], given: list[Spec]
@@ -186,7 +232,7 @@ class _Recording:
 
     def _note_results(self, out: Record) -> None:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""
-        out.written = _changed(self.stored, self.state)
+        out.written = self.written
         aliases = self.functional.aliases
         out.outputs = _changed_for_users(self.ends, self.returned, aliases)
         for run, result in zip(self.runs, self.results, strict=True):
@@ -194,7 +240,7 @@ class _Recording:
             out.outputs += [tensor for _, tensor in result]
             shown = [t for slot, t in result if slot in out.given[0]]  # without hidden states
             out.scores += [] if run.module else shown
-        out.outputs += _for_users(self.recorder.calls, self.kept.contained)
+        out.outputs += [*_for_users(self.recorder.calls, self.kept.contained), *self.made]
 
     def _note_state(self, out: Record, within: Mapping[str, Any]) -> None:
         """Note caches, and what modules keep from one run to the next, in `within` among others."""
@@ -263,12 +309,6 @@ def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
             yield from (
                 (t, Draw()) for t in tree_leaves(call.result) if isinstance(t, torch.Tensor)
             )
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the current values of the tensors that were changed in place."""
-    now = {name: inner(value) for name, value in after.items()}
-    return {name: value for name, value in now.items() if value is not before[name]}
 
 
 def _changed_for_users(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
+from shardwright.errors import ModelError
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.runs.training_runs import batches_counted
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
 from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
 from shardwright.planner.trace.torch_features.recorded_outputs import outputs_collected
@@ -29,5 +33,12 @@ def traceable(module: nn.Module) -> Iterator[None]:
         outputs_collected(),
         answered(),
         parametrizations_in_place(),
+        patched_in_this_thread([(torch.utils, "swap_tensors", _refuse_swap)]),
     ):
         yield
+
+
+def _refuse_swap(*_: Any) -> NoReturn:
+    raise ModelError(
+        "the model's code swaps tensors: set the data of parameters (self.weight.data = tensor)"
+    )
