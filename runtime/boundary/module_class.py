@@ -63,9 +63,11 @@ class BoundaryModule(HookedModule):
             stored := self.__dict__["_buffers"].get(name), SplitTensor
         ):
             value = stored_as(value, stored, name)
+        elif isinstance(value, Tensor):
+            _check_not_by_hook(self, name, changes)
         elif name == "forward":
             return changes.set_forward(self, value)
-        elif not isinstance(value, Tensor):
+        else:
             changes.note(self, name, value)
         return super().__setattr__(name, value)
 
@@ -169,6 +171,21 @@ def _changes(module: Any) -> Any:
     """The `ChangeDetection` of a module's model; None before its parameters are DTensors."""
     state = module.__dict__.get("_shardwright")
     return None if state is None or state.model is None else state.model.changes
+
+
+def _check_not_by_hook(module: Any, name: str, changes: Any) -> None:
+    """Check that no hook, which sees full tensors, sets an attribute that code of forwards reads.
+
+    Raises:
+        UsageError: a hook does. Buffers are stored as they should be.
+    """
+    by_hook = module._shardwright.call.in_hook and name not in module._buffers
+    if by_hook and name in changes.read_names.in_forwards:
+        raise UsageError(
+            f"a hook sets '{name}' of a {type(module).__name__} to a tensor, which is full, and "
+            "the code that reads it works on parts: compute it in a forward, or by "
+            "torch.nn.utils.parametrize"
+        )
 
 
 class LocalModule(BoundaryModule):

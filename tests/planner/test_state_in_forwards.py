@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import ModelError
+from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
-from tests.planner.equal import close, features, planned, weigh
+from tests.planner.equal import assert_equal, close, features, planned, weigh
 from tests.ranks import run_ranks
 
 WIDTH, INNER = 24, 48
@@ -231,3 +231,59 @@ def _swaps(net: Net, h: Tensor) -> Tensor:
 def test_new_parameters_are_refused(do: Callable[[Net, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         planned(Net(do), features(WIDTH), 2)
+
+
+class Hooked(nn.Module):
+    """Reads what hooks of layers keep."""
+
+    def __init__(self, clears: bool) -> None:
+        super().__init__()
+        self.clears, self.kept = clears, dict[str, Tensor]()
+        self.body = nn.Sequential(
+            nn.Linear(WIDTH, INNER), nn.ReLU(), nn.Linear(INNER, WIDTH), nn.Linear(WIDTH, WIDTH)
+        )
+        self.head, self.other = nn.Linear(INNER, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.body[1].register_forward_hook(self.keep)
+        self.body[3].register_forward_pre_hook(self.keep_input)
+
+    def keep(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        self.kept["output"] = output
+
+    def keep_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.kept["input"] = args[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        y = y + self.head(self.kept["output"]) + self.other(self.kept["input"])
+        if self.clears:
+            self.kept.clear()
+        return y
+
+
+@pytest.mark.parametrize("clears", [False, True])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_what_hooks_keep_has_its_gradient(clears: bool, tp: int) -> None:
+    """Forwards of outer modules read what hooks, which see full tensors, have put into a dict."""
+    model = Hooked(clears).double()
+    plan = planned(model, features(WIDTH), tp)
+    assert_equal(model, features(WIDTH), plan, collectives=False)
+
+
+def _sets_by_hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    module.weight = module.v / module.v.norm(dim=1, keepdim=True)  # type: ignore[operator]
+
+
+def test_a_hook_does_not_set_what_code_reads() -> None:
+    model = Net(lambda net, h: h).double()
+    weight = model.up.weight.detach()
+    del model.up.weight
+    model.up.v, model.up.weight = nn.Parameter(weight), weight  # type: ignore[assignment]
+    model.up.register_forward_pre_hook(_sets_by_hook)
+    plan = planned(model, features(WIDTH), 2)
+    (x,) = features(WIDTH)(2, 7)
+
+    def rank(mesh: Mesh) -> Tensor:
+        return apply(copy.deepcopy(model), plan, mesh)(x)
+
+    with pytest.raises(UsageError, match="a hook sets 'weight' of a Linear.*parametrize"):
+        run_ranks(2, rank)

@@ -32,6 +32,7 @@ from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
+from shardwright.planner.trace.record.hook_leaks import HookLeaks
 from shardwright.planner.trace.record.own_tensors import OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import ATTENTION, Functional, Recorder
@@ -149,10 +150,12 @@ class _Recording:
         queries = DataQueries(opaque, recorder.known, out, own.whole.append, assigned)
         recorder.before = queries.regions.settle
         standing_in = opaque.standing_in(self.module, self._note_opaque, recorder.known)
-        with functional, standing_in, queries, own.noted():
+        hooks = HookLeaks(self.module, lambda: recorder.calls)
+        with functional, standing_in, queries, own.noted(), hooks.watched():
             within = {f"root.{name}": tensor for name, tensor in self.state.items()}
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)
+            out.outputs += hooks.leaked()
             self._note_state(out, within)
             out.stateful |= opaque.stateful
             self._note_randomness(out)
@@ -184,7 +187,9 @@ class _Recording:
 
         Raises:
             ModelError: another parameter is there.
+            Unproven: code changed one by way of what a submodule returned.
         """
+        self.functional.aliases.check([*self.state.values()])
         for path, module in self.module.named_modules():
             for at, value in (*module._parameters.items(), *module._buffers.items()):
                 name = f"{path}.{at}".lstrip(".")
