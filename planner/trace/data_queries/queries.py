@@ -63,8 +63,6 @@ SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 """The setter of `data`, which calls no op."""
 OF_LEAVES = (torch.Tensor.grad, torch.Tensor.is_leaf, torch.Tensor.grad_fn)
 """Properties that a parameter has, and that a tensor computed from it does not have."""
-FLAGS = (torch.Tensor.requires_grad, torch.Tensor.grad)
-"""Properties of a parameter that code may set."""
 
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
 """Functions whose results have new lengths, computed from the lengths of their operands."""
@@ -168,7 +166,10 @@ class DataQueries(TorchFunctionMode):
         """Answer an assignment to a property of a tensor."""
         x, value = args
         if func != SET_DATA:
-            if getattr(func, "__self__", None) in FLAGS:
+            of = getattr(func, "__self__", None)
+            if of is torch.Tensor.requires_grad:
+                return self._flag(func, args, kwargs)
+            if of is torch.Tensor.grad:
                 self.assigned(x)
             return NotImplemented
         if not self.assigned(x):
@@ -233,7 +234,10 @@ class DataQueries(TorchFunctionMode):
         return RemovableHandle(OrderedDict())
 
     def _flag(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.assigned(args[0])
+        """Note that code sets `requires_grad`, if to something else."""
+        wanted = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
+        if REQUIRES_GRAD(args[0]) != wanted:
+            self.assigned(args[0])
         return NotImplemented
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
