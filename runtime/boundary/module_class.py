@@ -64,6 +64,8 @@ class BoundaryModule(HookedModule):
         ):
             value = stored_as(value, stored, name)
         elif isinstance(value, Tensor):
+            if _sets_itself(self, name, value):
+                return None
             _check_not_by_hook(self, name, changes)
         elif name == "forward":
             return changes.set_forward(self, value)
@@ -171,6 +173,23 @@ def _changes(module: Any) -> Any:
     """The `ChangeDetection` of a module's model; None before its parameters are DTensors."""
     state = module.__dict__.get("_shardwright")
     return None if state is None or state.model is None else state.model.changes
+
+
+def _sets_itself(module: Any, name: str, value: Tensor) -> bool:
+    """Whether `self.weight *= 2` or the like sets a parameter to what code sees of it.
+
+    Raises:
+        UsageError: code of a planned call sets it to something else.
+    """
+    held = module.__dict__["_parameters"].get(name)
+    if not isinstance(held, DTensor) or isinstance(value, nn.Parameter):
+        return False
+    if not module._shardwright.call.active or value is held._local_tensor:
+        return value is held._local_tensor
+    raise UsageError(
+        f"a forward sets the parameter '{name}' of a {type(module).__name__} to a tensor: set its "
+        f"data (self.{name}.data = tensor)"
+    )
 
 
 def _check_not_by_hook(module: Any, name: str, changes: Any) -> None:

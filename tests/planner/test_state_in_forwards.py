@@ -48,6 +48,13 @@ def _sets_itself(net: Net, h: Tensor) -> Tensor:
     return h - net.mean
 
 
+def _scales_weights(net: Net, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.down.weight *= 0.9
+        net.down.bias += 0.1
+    return h
+
+
 def _hooks_once(net: Net, h: Tensor) -> Tensor:
     for weight in (net.up.weight, net.down.weight):
         if not weight._backward_hooks:
@@ -115,6 +122,7 @@ def _fills(net: Net, h: Tensor) -> Tensor:
 SPLIT = (
     _adds,
     _sets_itself,
+    _scales_weights,
     _hooks_once,
     _clears_gradients,
     _learns,
@@ -214,6 +222,11 @@ def _adds_a_layer(net: Net, h: Tensor) -> Tensor:
     return net.up.more(h)
 
 
+def _ties(net: Net, h: Tensor) -> Tensor:
+    net.up.bias = net.down.bias
+    return h
+
+
 def _swaps(net: Net, h: Tensor) -> Tensor:
     torch.utils.swap_tensors(net.up.weight, nn.Parameter(net.up.weight.detach() * 0.9))
     return h
@@ -225,12 +238,32 @@ def _swaps(net: Net, h: Tensor) -> Tensor:
         (_puts_a_parameter, "new parameter in 'up.weight'.*self.weight.data ="),
         (_makes_a_parameter, "new parameter in 'up.scale'"),
         (_adds_a_layer, "new parameter in 'up.more.weight'"),
+        (_ties, "sets the parameter 'bias' of a Linear: tie weights before"),
         (_swaps, "swaps tensors: set the data of parameters"),
     ],
 )
 def test_new_parameters_are_refused(do: Callable[[Net, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         planned(Net(do), features(WIDTH), 2)
+
+
+class Renormed(nn.Module):
+    """An embedding writes into its table before it reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, WIDTH, max_norm=1.0)
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x + self.table(x.argmax(-1))).relu())
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_an_embedding_with_max_norm(tp: int) -> None:
+    model = Renormed().double()
+    plan = planned(model, features(WIDTH), tp)
+    assert_equal(model, features(WIDTH), plan, collectives=False)
 
 
 class Hooked(nn.Module):

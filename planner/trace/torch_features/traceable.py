@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -33,9 +34,30 @@ def traceable(module: nn.Module) -> Iterator[None]:
         outputs_collected(),
         answered(),
         parametrizations_in_place(),
-        patched_in_this_thread([(torch.utils, "swap_tensors", _refuse_swap)]),
+        patched_in_this_thread(
+            [
+                (torch.utils, "swap_tensors", _refuse_swap),
+                (nn.Module, "__setattr__", partial(_set, nn.Module.__setattr__)),
+            ]
+        ),
     ):
         yield
+
+
+def _set(before: Callable[..., None], module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute; `self.weight *= 2` sets a parameter to itself, here no `nn.Parameter`.
+
+    Raises:
+        ModelError: a parameter is set to another one, or to a tensor.
+    """
+    held = module.__dict__.get("_parameters", {}).get(name)
+    if held is None or not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+        before(module, name, value)
+    elif held is not value:
+        raise ModelError(
+            f"a forward sets the parameter '{name}' of a {type(module).__name__}: tie weights "
+            f"before, and set the data of parameters (self.{name}.data = tensor)"
+        )
 
 
 def _refuse_swap(*_: Any) -> NoReturn:
