@@ -222,6 +222,24 @@ def _adds_a_layer(net: Net, h: Tensor) -> Tensor:
     return net.up.more(h)
 
 
+def _draws(net: Net, h: Tensor) -> Tensor:
+    nn.init.normal_(net.down.weight, std=0.1)
+    net.mean = 0.1 * torch.randn_like(net.mean)
+    return h + net.mean
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_what_is_drawn_into_weights_is_drawn_in_full(tp: int) -> None:
+    """Each rank would draw the same numbers for its part, which are not those of the whole."""
+    plan = planned(Net(_draws).double(), features(WIDTH), tp)
+    placed = {
+        f"{path}.{name}": entry.placement
+        for path, module in plan.modules.items()
+        for name, entry in module.parameters.items()
+    }
+    assert "@" not in placed.get("down.weight", "") + placed.get(".mean", "")
+
+
 def _ties(net: Net, h: Tensor) -> Tensor:
     net.up.bias = net.down.bias
     return h

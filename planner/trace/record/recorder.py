@@ -31,6 +31,7 @@ from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
+from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
 from shardwright.planner.trace.record.hook_leaks import HookLeaks
 from shardwright.planner.trace.record.own_tensors import OwnTensors
@@ -264,6 +265,10 @@ class _Recording:
         out.drawn = [*self.functional.dropped, *_drawn(calls)]
         in_eval_mode = (c for c in calls if not runs[c.traced_call].training)
         out.draws = self.functional.draws or any(True for _ in _drawn(in_eval_mode))
+        random = {id(x) for x in _random(calls)}
+        for x in chain.from_iterable(self.written.values()):
+            if id(x) in random:  # else each rank would draw for its part alone
+                out.cut += ((x, dim) for dim in range(x.dim()))
 
     def _note_reads(self, out: Record) -> None:
         """Note the tensors that code looks at otherwise than by ops, and flags made of data."""
@@ -314,6 +319,15 @@ def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
             yield from (
                 (t, Draw()) for t in tree_leaves(call.result) if isinstance(t, torch.Tensor)
             )
+
+
+def _random(calls: Sequence[Call]) -> list[torch.Tensor]:
+    """Return what is drawn, and the tensors of the same shape that are computed from it."""
+    found = {id(x): x for x, _ in _drawn(calls)}
+    for call in calls if found else ():
+        sizes = {found[id(x)].shape for x in tensors_in((call.args, call.kwargs)) if id(x) in found}
+        found |= {id(x): x for x in tensors_in(call.result) if x.shape in sizes}
+    return [*found.values()]
 
 
 def _changed_for_users(
