@@ -265,6 +265,11 @@ def test_new_parameters_are_refused(do: Callable[[Net, Tensor], Tensor], message
         planned(Net(do), features(WIDTH), 2)
 
 
+def test_lazy_modules_are_refused() -> None:
+    with pytest.raises(ModelError, match="has lazy modules .*call it once"):
+        planned(nn.Sequential(nn.LazyLinear(INNER)), features(WIDTH), 2)
+
+
 class Renormed(nn.Module):
     """An embedding writes into its table before it reads it."""
 

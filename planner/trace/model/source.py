@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import ModelError
@@ -296,9 +297,17 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     """Return a copy of `module` on meta; weights are not copied.
 
     The copy is in eval mode, unless the module is on meta already: then it keeps its mode.
+
+    Raises:
+        ModelError: a lazy module has no sizes yet.
     """
     stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
     tensors = [t for store in stores for t in store.values() if t is not None]
+    if any(map(is_lazy, tensors)):
+        raise ModelError(
+            f"a {type(module).__name__} has lazy modules (LazyLinear, say), which have no sizes "
+            "yet: call it once with real inputs, then plan it"
+        )
     if all(t.is_meta for t in tensors):
         copied = duplicate(module)
         note_shared(module, copied)
