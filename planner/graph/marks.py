@@ -124,7 +124,7 @@ class Marks:
     """
 
     assigned: set[str] = _tensors()
-    """Stored parameters whose `data` code sets."""
+    """Stored parameters whose `data`, flags, gradient or hooks code has to do with."""
 
     in_place: set[tuple[str, str]] = _several(
         Demand.ONE_STATE, "a tensor that a module changes in place keeps its placement: {0}"

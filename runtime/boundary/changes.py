@@ -163,13 +163,13 @@ class ChangeDetection:
     def _fitted(self, new: nn.Parameter, stored: DTensor, name: str) -> nn.Parameter:
         if isinstance(new, DTensor):
             alike = new.device_mesh.mesh_dim_names == stored.device_mesh.mesh_dim_names
-            if not alike or new.shape != stored.shape or new.placements != stored.placements:
+            if not alike or new.shape != stored._spec.shape or new.placements != stored.placements:
                 raise UsageError(
                     f"the parameter '{name}' is to be replaced by a DTensor with other "
                     "placements: put in the full tensor (.full_tensor())"
                 )
             return new
-        if new.shape != stored.shape:
+        if new.shape != stored._spec.shape:
             return new
         if new._backward_hooks or getattr(new, "_post_accumulate_grad_hooks", None):
             raise UsageError(

@@ -50,7 +50,7 @@ def check_hooks_on_all() -> None:
         UsageError: there is one: it would see local tensors.
     """
     for hook in (*BEFORE_ALL.values(), *BEHIND_ALL.values()):
-        if not _trusted(hook):
+        if not is_trusted(hook):
             raise UsageError(
                 "a hook on all modules (register_module_forward_hook, or the pre hook) would see "
                 "parts of tensors in a split model: put hooks on its modules, which see full ones"
@@ -114,7 +114,7 @@ def _interface(module: Any) -> ModuleInterface | None:
 
 def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
     """Wrap a forward hook, or a forward pre hook, which is given no output."""
-    if _trusted(hook):
+    if is_trusted(hook):
         return hook
 
     @functools.wraps(hook)
@@ -158,7 +158,7 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
 
 def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:
     """Wrap a hook on gradients: it is given full ones, and its result is sharded again."""
-    if _trusted(hook):
+    if is_trusted(hook):
         return hook
     interface.check_alike()
 
@@ -180,5 +180,6 @@ def _caches(state: Any) -> Caches:
     return Caches() if state.model is None else state.model.caches
 
 
-def _trusted(hook: Hook) -> bool:
+def is_trusted(hook: Hook) -> bool:
+    """Whether a hook may see local tensors."""
     return str(getattr(hook, "__module__", "")).startswith(TRUSTED)

@@ -120,7 +120,7 @@ class ModuleBoundary:
         self.uses: dict[str, Callable[[Tensor], Tensor]] = {}
         """Redistributions of parameters that the code sees in another placement than is stored."""
         self.assigned: tuple[str, ...] = ()
-        """Parameters whose `data` the model's code sets."""
+        """Parameters whose `data`, flags, gradient or hooks the model's code has to do with."""
         self.full_values: dict[str, Any] = {}
         """Sizes of the unsplit model, by attribute. In a planned call code sees local sizes."""
         self.sizes: dict[str, Any] = {}

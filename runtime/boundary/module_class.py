@@ -64,9 +64,13 @@ class BoundaryModule(HookedModule):
             stored := self.__dict__["_buffers"].get(name), SplitTensor
         ):
             value = stored_as(value, stored, name)
+        elif isinstance(value, Tensor):
+            if _sets_itself(self, name, value):
+                return None
+            _check_not_by_hook(self, name, changes)
         elif name == "forward":
             return changes.set_forward(self, value)
-        elif not isinstance(value, Tensor):
+        else:
             changes.note(self, name, value)
         return super().__setattr__(name, value)
 
@@ -113,7 +117,8 @@ class BoundaryModule(HookedModule):
         held = {**self.__dict__["_parameters"], **self.__dict__["_buffers"]}
         for name, stored in held.items():
             value, model = state_dict.get(prefix + name), self._shardwright.model
-            if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
+            full = stored._spec.shape if isinstance(stored, DTensor) else None
+            if value is not None and value.shape == full:
                 assert model is not None
                 state_dict[prefix + name] = model.cut(value, stored, prefix + name)
         super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
@@ -173,6 +178,38 @@ def _changes(module: Any) -> Any:
     """The `ChangeDetection` of a module's model; None before its parameters are DTensors."""
     state = module.__dict__.get("_shardwright")
     return None if state is None or state.model is None else state.model.changes
+
+
+def _sets_itself(module: Any, name: str, value: Tensor) -> bool:
+    """Whether `self.weight *= 2` or the like sets a parameter to what code sees of it.
+
+    Raises:
+        UsageError: code of a planned call sets it to something else.
+    """
+    held = module.__dict__["_parameters"].get(name)
+    if not isinstance(held, DTensor) or isinstance(value, nn.Parameter):
+        return False
+    if not module._shardwright.call.active or value is held._local_tensor:
+        return value is held._local_tensor
+    raise UsageError(
+        f"a forward sets the parameter '{name}' of a {type(module).__name__} to a tensor: set its "
+        f"data (self.{name}.data = tensor)"
+    )
+
+
+def _check_not_by_hook(module: Any, name: str, changes: Any) -> None:
+    """Check that no hook, which sees full tensors, sets an attribute that code of forwards reads.
+
+    Raises:
+        UsageError: a hook does. Buffers are stored as they should be.
+    """
+    by_hook = module._shardwright.call.in_hook and name not in module._buffers
+    if by_hook and name in changes.read_names.in_forwards:
+        raise UsageError(
+            f"a hook sets '{name}' of a {type(module).__name__} to a tensor, which is full, and "
+            "the code that reads it works on parts: compute it in a forward, or by "
+            "torch.nn.utils.parametrize"
+        )
 
 
 class LocalModule(BoundaryModule):

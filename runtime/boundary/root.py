@@ -93,9 +93,9 @@ class RootModule(LocalModule):
         loss.seal = seal = LossSeal() if split_loss else None
         filled = [] if compiling else may_be_filled(given, caches.names)
         opened = caches.open(map(given.get, caches.names))
-        call.active, outside = True, NOW.attribute
-        if not compiling:
-            NOW.attribute = model.attribute
+        call.active, outside = True, None
+        if not compiling:  # dynamo would guard what a thread has there
+            outside, NOW.attribute = NOW.attribute, model.attribute
         try:
             forward: Any = LocalModule.forward
             if model.patched is not None:
@@ -110,7 +110,9 @@ class RootModule(LocalModule):
             # Without proven calls, only caches of known names are sealed.
             opened += caches.among(output, () if proven is None else proven.arguments)
         finally:
-            (call.active, loss.seal), NOW.attribute = outer, outside
+            call.active, loss.seal = outer
+            if not compiling:
+                NOW.attribute = outside
             call.hook_views = ()
             if seal is not None:
                 seal.closed = True

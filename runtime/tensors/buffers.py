@@ -52,7 +52,8 @@ def stored_as(value: Tensor, stored: SplitTensor, name: str) -> Tensor:
         PlanError: `value` has neither the full nor the local shape.
         UsageError: `value` is a DTensor that another rank saved.
     """
-    if value.shape == stored.shape:
+    full = stored._spec.shape  # `stored.shape` is that of the local tensor in a planned call
+    if value.shape == full:
         if not isinstance(value, DTensor):
             return cut(value, stored, value.dtype)
         check_own(value, stored.device_mesh, name)
@@ -60,6 +61,6 @@ def stored_as(value: Tensor, stored: SplitTensor, name: str) -> Tensor:
     if not isinstance(value, DTensor) and value.shape == stored._local_tensor.shape:
         return SplitTensor.of(value.detach(), stored._spec)
     raise PlanError(
-        f"'{name}' has shape {list(stored.shape)} in the unsplit model, and what is put in its "
+        f"'{name}' has shape {list(full)} in the unsplit model, and what is put in its "
         f"place has {list(value.shape)}"
     )

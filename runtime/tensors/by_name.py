@@ -18,7 +18,7 @@ from types import (
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class _InThread(threading.local):
@@ -37,8 +37,10 @@ METADATA = {
     Tensor.get_device,
     Tensor.element_size,
     Tensor.requires_grad_,
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
 }
-"""Methods that ask what the local and the full tensor have alike."""
+"""Methods of what the local and the full tensor have alike, or that only the full one has."""
 GETTERS = ("T", "mT", "H", "mH", "real", "imag", "data", "shape")
 """Properties of a tensor that give its values or its size."""
 
@@ -64,9 +66,14 @@ def in_place(func: Any) -> bool:
 def as_planned(
     kind: type, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """Return the arguments of `func` with local tensors in place of tensors of class `kind`."""
+    """Return the arguments of `func` with local tensors in place of tensors of class `kind`.
+
+    With a gradient among them, which no attribute has, they are returned as they are.
+    """
     attribute = NOW.attribute
     if attribute is None or func in METADATA or not (is_op(func) or _is_getter(func)):
+        return args, kwargs
+    if any(type(x) is kind and attribute(x) is x for x in tree_leaves((args, kwargs))):
         return args, kwargs
 
     def local(stored: Any) -> Any:

@@ -108,6 +108,8 @@ def _elementwise(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     into = _written(op, args, kwargs)
     like: Any = into[0] if into else _layout_for(given)
     if not isinstance(like, DTensor) or isinstance(like, ViewCopy):
+        if into and not isinstance(like, DTensor) and (split := _layout_for(given)) is not None:
+            _check_full(op, like, split)
         return _on_full(op, args, kwargs)
     own, named = tree_map(lambda x: _part(op, x, like), (tuple(args), dict(kwargs)))
     made = op(*own, **named)

@@ -217,7 +217,7 @@ class ToLocal(torch.autograd.Function):
         """Return the local tensor; `copies` average its gradient."""
         ctx.spec, ctx.owed = x._spec, None
         ctx.noted = None if copies is None else (copies, x)
-        return x._local_tensor.detach()
+        return x._local_tensor.detach()  # not a view: code may write into the parameter later
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]

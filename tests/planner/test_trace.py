@@ -219,7 +219,8 @@ def test_a_traced_module_is_left_as_it_was() -> None:
     assert stored == "b_calls.stored"
     assert len(graph.inputs) == 2 and not graph.tensors[graph.inputs[1]].differentiable
     made = [op.call.op for op in graph.ops]
-    assert made == ["add", "mul", "mul", "arange", "add"]  # one for `last`, which users may read
+    # One is for `last` and one for `added`, which users may read.
+    assert made == ["add", "mul", "exp", "mul", "arange", "add"]
 
 
 def test_ops_know_their_module_and_line() -> None:

@@ -14,6 +14,7 @@ If the value of a tensor is known without data (`known_values.py`), the answer i
 | a loop over selected rows | one pass for each row | the loop is a conditional region |
 | `x.requires_grad` | both, in two runs | the plan must hold for both |
 | `p.data = x` | `p.copy_(x)` | the parameter keeps its placement, and `x` has it |
+| `p.grad`, `p.requires_grad_()`, `p.register_hook(f)` | as if there were no backward pass | |
 
 Any other query raises `NeedsData`: the module then becomes one replicated op.
 """
@@ -60,6 +61,8 @@ REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-def
 
 SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 """The setter of `data`, which calls no op."""
+OF_LEAVES = (torch.Tensor.grad, torch.Tensor.is_leaf, torch.Tensor.grad_fn)
+"""Properties that a parameter has, and that a tensor computed from it does not have."""
 
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
 """Functions whose results have new lengths, computed from the lengths of their operands."""
@@ -73,7 +76,8 @@ class DataQueries(TorchFunctionMode):
         values: The values of tensors that are known without data.
         record: The calls so far; notes which tensors are read and cut.
         hooked: Called with each tensor on which code registers a gradient hook.
-        assigned: Called with each tensor whose `data` code sets.
+        assigned: Called with each tensor whose `data`, flag, gradient or hooks code sets or reads;
+            returns whether it is a parameter or buffer.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class DataQueries(TorchFunctionMode):
         values: KnownValues,
         record: Record | None = None,
         hooked: Callable[[Tensor], None] = lambda x: None,
-        assigned: Callable[[Tensor], None] = lambda x: None,
+        assigned: Callable[[Tensor], bool] = lambda x: True,
     ) -> None:
         super().__init__()
         self.opaque, self.values, self.hooked, self.assigned = opaque, values, hooked, assigned
@@ -102,6 +106,8 @@ class DataQueries(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__get__" and not self.selects and func != REQUIRES_GRAD:
+            if func.__self__ in OF_LEAVES and model_frame(calls_itself=True) is not None:
+                self.assigned(args[0])
             return func(*args)
         if name in ANSWERS and args:
             found = ANSWERS[name](self, func, args, kwargs)
@@ -158,12 +164,18 @@ class DataQueries(TorchFunctionMode):
 
     def _set(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer an assignment to a property of a tensor."""
-        if func != SET_DATA:
-            return NotImplemented
         x, value = args
+        if func != SET_DATA:
+            of = getattr(func, "__self__", None)
+            if of is torch.Tensor.requires_grad:
+                return self._flag(func, args, kwargs)
+            if of is torch.Tensor.grad:
+                self.assigned(x)
+            return NotImplemented
         if inner(value) is inner(x):  # `Module.to` sets what it leaves as it is
             return None
-        self.assigned(x)
+        if not self.assigned(x):
+            raise NeedsData("it sets the data of a tensor that is no parameter")
         if value.shape != x.shape:
             raise NeedsData("it sets the data of a tensor to one of another shape")
         with torch.no_grad():
@@ -219,8 +231,16 @@ class DataQueries(TorchFunctionMode):
         return NotImplemented if found is None else found
 
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.hooked(args[0])
+        if not self.assigned(args[0]):
+            self.hooked(args[0])
         return RemovableHandle(OrderedDict())
+
+    def _flag(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Note that code sets `requires_grad`, if to something else."""
+        wanted = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
+        if REQUIRES_GRAD(args[0]) != wanted:
+            self.assigned(args[0])
+        return NotImplemented
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call `torch.tensor` and keep the value: on meta torch drops it at once."""
@@ -384,6 +404,7 @@ ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
     "__set__": DataQueries._set,
     **dict.fromkeys(("size", "numel", "nelement", "__len__"), DataQueries._length),
     "register_hook": DataQueries._hook,
+    "requires_grad_": DataQueries._flag,
     "tensor": DataQueries._constant,
     "numpy": DataQueries._numpy,
     **dict.fromkeys(("nonzero", "argwhere", "where"), DataQueries._select),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import ModelError
@@ -27,6 +28,7 @@ from shardwright.planner.trace.model.input_values import (
 )
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
+from shardwright.planner.trace.model.shared_memory import note_shared
 from shardwright.planner.trace.runs.batched_call import batched_call
 from shardwright.planner.trace.runs.decoding import SWITCH
 from shardwright.planner.trace.runs.example_calls import example_calls
@@ -305,11 +307,21 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     """Return a copy of `module` on meta; weights are not copied.
 
     The copy is in eval mode, unless the module is on meta already: then it keeps its mode.
+
+    Raises:
+        ModelError: a lazy module has no sizes yet.
     """
     stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
     tensors = [t for store in stores for t in store.values() if t is not None]
+    if any(map(is_lazy, tensors)):
+        raise ModelError(
+            f"a {type(module).__name__} has lazy modules (LazyLinear, say), which have no sizes "
+            "yet: call it once with real inputs, then plan it"
+        )
     if all(t.is_meta for t in tensors):
-        return duplicate(module)
+        copied = duplicate(module)
+        note_shared(module, copied)
+        return copied
     memo: dict[int, Any] = {}
     kept = (v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor))
     stored = {  # a checkpoint may have others
@@ -322,7 +334,9 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         empty = torch.empty_like(t.detach(), device="meta")
         empty = empty if id(t) in stored else remembered(t, empty)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
-    return duplicate(module, memo).eval()
+    copied = duplicate(module, memo).eval()
+    note_shared(module, copied)
+    return copied
 
 
 def _of_block_masks(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -94,11 +94,11 @@ class Record:
     """Modules that, called again with the same arguments, may do something else: they change
     buffers, attributes that their next call reads, or their arguments."""
 
-    written: dict[str, torch.Tensor] = field(default_factory=dict)
-    """New values of parameters and buffers that were changed in place, by name."""
+    written: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """By name: new values of parameters and buffers, changed in place or set, at ends of runs."""
 
     assigned: set[str] = field(default_factory=set)
-    """Parameters and buffers whose `data` code set."""
+    """Parameters and buffers whose `data`, flags, gradient or hooks code has to do with."""
 
     drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
     """Tensors for whose elements random numbers are drawn, and where they are drawn."""

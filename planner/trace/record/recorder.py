@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +23,6 @@ from shardwright.planner.graph.buffer_values import number_of
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import changed, inner
-from shardwright.planner.trace.data_queries.errors import NeedsData
 from shardwright.planner.trace.data_queries.known_values import DRAWS
 from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
@@ -30,7 +31,10 @@ from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
+from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
+from shardwright.planner.trace.record.hook_leaks import HookLeaks
+from shardwright.planner.trace.record.own_tensors import OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
@@ -62,9 +66,24 @@ def record(
     recorder = Recorder(entered, runs[0].by_rows)
     # In inference mode composite ops are dispatched in one piece, so LEAVES can be kept.
     # (Parameters still require gradients: `matmul` checks that.)
-    with torch.inference_mode(), recorder, exporting(exported):
+    with torch.inference_mode(), recorder, exporting(exported), _restored(top.root):
         made = _Recording(top, opaque.made(runs), entered, recorder, numbers, opaque)
         return made.run(opaque)
+
+
+@contextmanager
+def _restored(root: nn.Module) -> Iterator[None]:
+    """Context manager after which `root` has the modules, parameters and buffers as before."""
+    kinds = ("_parameters", "_buffers", "_modules")
+    stores = [getattr(module, kind) for module in root.modules() for kind in kinds]
+    before = [(store, {**store}) for store in stores]
+    try:
+        yield
+    finally:
+        for store, held in before:
+            if store.keys() != held.keys() or any(store[name] is not held[name] for name in held):
+                store.clear()
+                store.update(held)
 
 
 class _Recording:
@@ -83,6 +102,7 @@ class _Recording:
         self.functional = Functional(entered)
         arguments = [(run.args, dict(run.kwargs)) for run in runs]
         self.stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(self.module)}
+        self.own = OwnTensors(self.module, dict(_state(self.module)), self.stored)
         self.given = tree_map(_like, arguments)
         recorder.calls.clear()
         for tensor, value in pairs(arguments, self.given):
@@ -103,6 +123,10 @@ class _Recording:
         self.kept = KeptState(self.module, entered, numbers, keeps, lambda: len(recorder.calls))
         self.results: list[list[tuple[str, torch.Tensor]]] = []
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
+        self.written: dict[str, list[torch.Tensor]] = {}
+        """By name of a parameter or buffer: the values that runs left there, each run its own."""
+        self.made: list[torch.Tensor] = []
+        """Buffers that were not there before, or had another shape."""
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
@@ -127,16 +151,18 @@ class _Recording:
         queries = DataQueries(opaque, recorder.known, out, own.whole.append, assigned)
         recorder.before = queries.regions.settle
         standing_in = opaque.standing_in(self.module, self._note_opaque, recorder.known)
-        with functional, standing_in, queries, own.noted():
+        hooks = HookLeaks(self.module, lambda: recorder.calls)
+        with functional, standing_in, queries, own.noted(), hooks.watched():
             within = {f"root.{name}": tensor for name, tensor in self.state.items()}
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)
+            out.outputs += hooks.leaked()
             self._note_state(out, within)
             out.stateful |= opaque.stateful
             self._note_randomness(out)
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.regions = queries.regions.ended()
-            results = [*out.outputs, *out.written.values()]
+            results = [*out.outputs, *chain.from_iterable(out.written.values())]
             changes = changed(out.calls, out.regions, out.replaced, results, recorder.known)
             out.changed_in_regions = [*changes]
             self._note_reads(out)
@@ -155,6 +181,33 @@ class _Recording:
         self.states.end(state, [x for _, x in gave])
         self.results.append([(slot, inner(x)) for slot, x in gave])
         self.returned.extend(x for _, x in gave)
+        self._note_held()
+
+    def _note_held(self) -> None:
+        """Note what a run left in parameters and buffers, in place or by an assignment.
+
+        Raises:
+            ModelError: another parameter is there.
+            Unproven: code changed one by way of what a submodule returned.
+        """
+        self.functional.aliases.check([*self.state.values()])
+        for path, module in self.module.named_modules():
+            for at, value in (*module._parameters.items(), *module._buffers.items()):
+                name = f"{path}.{at}".lstrip(".")
+                stored, own = self.stored.get(name), self.state.get(name)
+                if at in module._parameters and value is not own:
+                    raise ModelError(
+                        f"cannot split {type(self.module).__name__}: its forward puts a new "
+                        f"parameter in '{name}': make parameters before, and set the data of "
+                        f"those that there are (self.{at}.data = tensor)"
+                    )
+                now = None if value is None else inner(value)
+                if now is None or now is stored:
+                    continue
+                if stored is None or now.shape != stored.shape:
+                    self.made.append(now)
+                else:
+                    self.written.setdefault(name, []).append(now)
 
     def _note_opaque(
         self, name: str, taken: list[torch.Tensor], given: list[Spec]
@@ -177,19 +230,15 @@ class _Recording:
         ]
         return [t for t in _tensors(unpriced) if t.is_floating_point()]
 
-    def _note_assigned(self, out: Record, x: torch.Tensor) -> None:
-        """Note that code sets the `data` of a parameter or buffer.
-
-        Raises:
-            NeedsData: it is another tensor.
-        """
-        if not (found := {name for name, own in self.state.items() if own is x}):
-            raise NeedsData("it sets the data of a tensor that is no parameter")
+    def _note_assigned(self, out: Record, x: torch.Tensor) -> bool:
+        """Note a parameter that code has for more than its values; False if it is none."""
+        found = {name for name, own in self.state.items() if own is x}
         out.assigned |= found
+        return bool(found)
 
     def _note_results(self, out: Record) -> None:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""
-        out.written = _changed(self.stored, self.state)
+        out.written = self.written
         aliases = self.functional.aliases
         out.outputs = _changed_for_users(self.ends, self.returned, aliases)
         for run, result in zip(self.runs, self.results, strict=True):
@@ -197,7 +246,7 @@ class _Recording:
             out.outputs += [tensor for _, tensor in result]
             shown = [t for slot, t in result if slot in out.given[0]]  # without hidden states
             out.scores += [] if run.module else shown
-        out.outputs += _for_users(self.recorder.calls, self.kept.contained)
+        out.outputs += [*_for_users(self.recorder.calls, self.kept.contained), *self.made]
 
     def _note_state(self, out: Record, within: Mapping[str, Any]) -> None:
         """Note caches, and what modules keep from one run to the next, in `within` among others."""
@@ -216,6 +265,10 @@ class _Recording:
         out.drawn = [*self.functional.dropped, *_drawn(calls)]
         in_eval_mode = (c for c in calls if not runs[c.traced_call].training)
         out.draws = self.functional.draws or any(True for _ in _drawn(in_eval_mode))
+        random = {id(x) for x in _random(calls)}
+        for x in chain.from_iterable(self.written.values()):
+            if id(x) in random:  # else each rank would draw for its part alone
+                out.cut += ((x, dim) for dim in range(x.dim()))
 
     def _note_reads(self, out: Record) -> None:
         """Note the tensors that code looks at otherwise than by ops, and flags made of data."""
@@ -225,6 +278,7 @@ class _Recording:
         reads = {*kept.modules} if entered.reads and kept.leaves_numbers() else entered.reads
         out.seen += seen_by(reads, self.recorder.calls)
         out.flags_from_data = entered.given_numbers()
+        self.own.check(self.recorder.calls, out.written)
 
 
 def seen_by(modules: Iterable[str], calls: Sequence[Call]) -> Iterator[torch.Tensor]:
@@ -267,10 +321,13 @@ def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
             )
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the current values of the tensors that were changed in place."""
-    now = {name: inner(value) for name, value in after.items()}
-    return {name: value for name, value in now.items() if value is not before[name]}
+def _random(calls: Sequence[Call]) -> list[torch.Tensor]:
+    """Return what is drawn, and the tensors of the same shape that are computed from it."""
+    found = {id(x): x for x, _ in _drawn(calls)}
+    for call in calls if found else ():
+        sizes = {found[id(x)].shape for x in tensors_in((call.args, call.kwargs)) if id(x) in found}
+        found |= {id(x): x for x in tensors_in(call.result) if x.shape in sizes}
+    return [*found.values()]
 
 
 def _changed_for_users(

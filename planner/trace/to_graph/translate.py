@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     for tensor in record.inputs:
         # The caller may want the gradient of an input: embeddings, or another module's output.
         translator.take("input", tensor, differentiable=True)
-    needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
+    needed = [*record.read, *record.outputs, *sources.values()]
+    needed += chain.from_iterable(record.written.values())
     needed += [tensor for pair in record.resumed for tensor in pair]
     origins = _Origins(record.calls)
     read = {id(call) for call in origins.alive(needed)}
@@ -96,8 +98,9 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
     marks.read_values = {translator.name_of(t) for t in record.read}
     marks.decided_unseen = {names[id(t)] for t in record.seen if id(t) in names}
-    for fqn, tensor in record.written.items():
-        translator.write(fqn, translator.name_of(tensor))
+    for fqn, tensors in record.written.items():
+        for tensor in tensors:
+            translator.write(fqn, translator.name_of(tensor))
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
     marks.assigned = {use.stored for use in graph.uses if use.fqn in record.assigned}
     writes = (*record.written, *(use.fqn for use in trained(graph)))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
+from shardwright.errors import ModelError
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.runs.training_runs import batches_counted
+from shardwright.planner.trace.thread_patches import patched_in_this_thread
 from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
 from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
 from shardwright.planner.trace.torch_features.recorded_outputs import outputs_collected
@@ -29,5 +34,33 @@ def traceable(module: nn.Module) -> Iterator[None]:
         outputs_collected(),
         answered(),
         parametrizations_in_place(),
+        patched_in_this_thread(
+            [
+                (torch.utils, "swap_tensors", _refuse_swap),
+                (nn.Module, "__setattr__", partial(_set, nn.Module.__setattr__)),
+            ]
+        ),
     ):
         yield
+
+
+def _set(before: Callable[..., None], module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute; `self.weight *= 2` sets a parameter to itself, here no `nn.Parameter`.
+
+    Raises:
+        ModelError: a parameter is set to another one, or to a tensor.
+    """
+    held = module.__dict__.get("_parameters", {}).get(name)
+    if held is None or not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+        before(module, name, value)
+    elif held is not value:
+        raise ModelError(
+            f"a forward sets the parameter '{name}' of a {type(module).__name__}: tie weights "
+            f"before, and set the data of parameters (self.{name}.data = tensor)"
+        )
+
+
+def _refuse_swap(*_: Any) -> NoReturn:
+    raise ModelError(
+        "the model's code swaps tensors: set the data of parameters (self.weight.data = tensor)"
+    )
