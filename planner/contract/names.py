@@ -16,6 +16,13 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "layer_past")
 transformers renames it: wrappers of forwards then rename old names, and outputs have the new one.
 """
 
+DRAWN_LIKE = frozenset("bernoulli.p rand_like randn_like randint_like".split())
+"""Ops, perhaps with an overload, that draw a new tensor of the shape of their first argument."""
+DRAWN_INTO = frozenset(
+    "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split()
+)
+"""Ops that draw random numbers into their first argument, if no other argument is a tensor."""
+
 PAGED = "cache"
 """The argument for a paged cache, in calls of transformers' continuous batching."""
 

@@ -33,6 +33,8 @@ def _drawn(layouts: Layouts, name: str, draw: Draw) -> RandomNumbers | None:
     dims = layouts.placement(name).dims
     if draw.weights:
         dims = (*dims[:-1], Atom(None))  # attention weights: each query by each key
+    if draw.features:
+        dims = (*dims[:2], *(Atom(1) for _ in dims[2:]))
     state, length = layouts.assignment[name], None
     for dim in filter(is_split, dims):
         if any(atom.size is None and atom.mesh for atom in atoms(dim)):

@@ -51,14 +51,16 @@ class Draw(NamedTuple):
     Attributes:
         module: The module whose code draws.
         call: The number of the call of that module.
-        number: The number of the draw in that call; -1 if it is not dropout of single elements.
+        number: The number of the draw in that call; -1 if code draws in a way that is not traced.
         weights: Whether the numbers are for attention weights; the tensor is then the queries.
+        features: Whether there is one number for each row and channel, the first two dims.
     """
 
     module: str = ""
     call: int = 0
     number: int = -1
     weights: bool = False
+    features: bool = False
 
 
 def _tensors(demand: Demand = Demand.NOTHING, reason: str = "", stays: bool = False) -> Any:

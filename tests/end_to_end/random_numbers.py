@@ -81,6 +81,32 @@ class Always(nn.Module):
         return F.dropout(x, 0.3, True)
 
 
+class Noise(nn.Module):
+    """Draws noise for what ranks have parts of, in each way that torch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups = nn.ModuleList(nn.Linear(8, 30) for _ in DRAWN)
+        self.downs = nn.ModuleList(nn.Linear(30, 8) for _ in DRAWN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, down, draw in zip(self.ups, self.downs, DRAWN, strict=True):
+            x = x + down(draw(F.dropout(up(x), 0.1, True)))
+        return x
+
+
+DRAWN = (
+    lambda h: h + torch.randn_like(h) * torch.rand_like(h),
+    lambda h: h * torch.randint_like(h, 3) * torch.bernoulli(h, 0.5),
+    lambda h: h + torch.empty_like(h).uniform_() + torch.zeros_like(h).normal_(0, 2),
+    lambda h: F.gumbel_softmax(h.unflatten(-1, (10, 3)), dim=-1).flatten(-2),
+    lambda h: F.dropout1d(h.transpose(1, 2), 0.3, True).transpose(1, 2),
+    lambda h: F.alpha_dropout(h, 0.3, True) * torch.bernoulli(h.sigmoid()),
+    lambda h: F.rrelu(h, training=True) + torch.normal(h, h.exp()),
+    lambda h: h * torch.rand(h.shape, dtype=h.dtype),
+)
+
+
 def drops_always(model: Any) -> None:
     """In eval mode, from another seed on each rank."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -166,6 +192,7 @@ CASES = {
     "sequence parallel": lambda: drops(made(gpt2), sequence_parallel=True),
     "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
     "eval mode": lambda: drops_always(made(Always).eval()),
+    "noise": lambda: drops_always(made(Noise).eval()),
     "blocks that are left out": lambda: leaves_out(made(LeavesOut)),
     "parts": lambda: parts(made(gpt2)),
     "sampling": lambda: samples(made(llama).eval()),

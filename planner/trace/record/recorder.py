@@ -36,7 +36,12 @@ from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, rea
 from shardwright.planner.trace.record.hook_leaks import HookLeaks
 from shardwright.planner.trace.record.own_tensors import OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
-from shardwright.planner.trace.record.recording_modes import ATTENTION, Functional, Recorder
+from shardwright.planner.trace.record.recording_modes import (
+    ATTENTION,
+    Functional,
+    Recorder,
+    is_drawn_by_shape,
+)
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
 from shardwright.planner.trace.sizes.provenance import seen_by_users
 from shardwright.planner.trace.state.cache_state import States
@@ -262,7 +267,10 @@ class _Recording:
     def _note_randomness(self, out: Record) -> None:
         """Note what is drawn, and whether anything is in evaluation mode."""
         calls, runs = self.recorder.calls, self.runs
-        out.drawn = [*self.functional.dropped, *_drawn(calls)]
+        others = [*_drawn(calls, numbered=True)]
+        out.drawn = [*self.functional.dropped, *others]
+        # Each rank would draw for its part alone.
+        out.cut += ((x, dim) for x, _ in others for dim in range(x.dim()))
         in_eval_mode = (c for c in calls if not runs[c.traced_call].training)
         out.draws = self.functional.draws or any(True for _ in _drawn(in_eval_mode))
         random = {id(x) for x in _random(calls)}
@@ -312,10 +320,11 @@ def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[to
     return [x for key, x, _ in found if key not in later]
 
 
-def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
-    """Yield the results of ops that draw random numbers."""
+def _drawn(calls: Iterable[Call], numbered: bool = False) -> Iterator[tuple[torch.Tensor, Draw]]:
+    """Yield the results of ops that draw random numbers; with `numbered`, of those without one."""
     for call in calls:
-        if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:
+        draws = DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION
+        if draws and not (numbered and is_drawn_by_shape(call.op, call.args)):
             yield from (
                 (t, Draw()) for t in tree_leaves(call.result) if isinstance(t, torch.Tensor)
             )

@@ -25,10 +25,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import DRAWN_INTO, DRAWN_LIKE
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
-from shardwright.planner.trace.data_queries.known_values import OF_SIZES
+from shardwright.planner.trace.data_queries.known_values import DRAWS, OF_SIZES
 from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
@@ -66,6 +67,16 @@ LEAVES = {
 FEATURES = {aten.feature_dropout.default, aten.feature_dropout_.default}
 DROPOUT = {aten.dropout.default, aten.dropout_.default, *FEATURES}
 """Ops that drop elements at random; their third argument says whether they do."""
+
+
+def is_drawn_by_shape(op: Any, args: Sequence[Any]) -> bool:
+    """Whether a call draws random numbers by the shape of its first argument alone."""
+    if DRAWS not in getattr(op, "tags", ()) or any(isinstance(x, torch.Tensor) for x in args[1:]):
+        return False
+    name = name_of(op)
+    into = name if name.endswith("_") else f"{name.removesuffix('_functional')}_"
+    like = name in DRAWN_LIKE or f"{name}.{op._overloadname}" in DRAWN_LIKE
+    return like or (into in DRAWN_INTO and op is not aten.bernoulli.default)
 
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default)
@@ -231,7 +242,7 @@ class Functional(FunctionalTensorMode):
     def _kept(
         self, func: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call with dropout turned off.
+        """Note where numbers are drawn, and return the arguments of a call with dropout turned off.
 
         Dropout needs no rule because all ranks draw the same numbers. On replicated and partial
         tensors each rank drops the same elements, which is linear. On shards each rank drops what
@@ -239,8 +250,10 @@ class Functional(FunctionalTensorMode):
         """
         if func in DROPOUT:
             if args[1]:
-                self._drop(args[0], args[2], func in FEATURES)
+                self._drop(args[0], args[2], features=func in FEATURES)
             return (*args[:2], False), kwargs
+        if is_drawn_by_shape(func, args):
+            self._drop(args[0], True)
         if func is ATTENTION:
             dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             if dropout:
@@ -254,9 +267,9 @@ class Functional(FunctionalTensorMode):
         self.draws |= now and not self.trains
         module = self.entered.innermost
         call = module, self._left[module]
-        number = -1 if features else self._draws[call]
+        number = self._draws[call]
         self._draws[call] += 1
-        self.dropped.append((inner(x), Draw(*call, number, weights)))
+        self.dropped.append((inner(x), Draw(*call, number, weights, features)))
 
 
 def _elem(x: Any) -> Any:
