@@ -251,7 +251,7 @@ class ChangeDetection:
         known = (o for o in every if is_config(o.kept) or not KeptObjects([o]).changed())
         self.kept = KeptObjects(o._replace(before=snapshot(o.now)) for o in known)
 
-    def look(self) -> None:
+    def check_and_accept(self) -> None:
         """Check that all changes to the model are supported, and accept them.
 
         Raises:
@@ -260,7 +260,7 @@ class ChangeDetection:
         """
         model, root = self.model, self.model.root
         self._check_settings()
-        replaced = [(p, m) for p, m in root.named_modules() if _is_replaced(m)]
+        replaced = [(p, m) for p, m in root.named_modules() if _is_replacement(m)]
         self._check_modules(replaced)
         self._compare_ranks(replaced)
         model.modules[:] = root.modules()
@@ -285,7 +285,7 @@ class ChangeDetection:
         for kept in self.kept.every:
             self._check_kept(kept)
         for kind, members, before in zip(self.kinds, self.members, self.had_members, strict=True):
-            for name, was, is_now in _differences(before, members):
+            for name, was, is_now in _changed_entries(before, members):
                 if name == "forward" or (not may_change(name) and self._matters(name, was, is_now)):
                     raise _refused(f"{name}' of the class '{kind.__name__}", was, is_now)
 
@@ -297,16 +297,16 @@ class ChangeDetection:
     def _left_by_calls(self) -> Iterator[str]:
         """The attributes that the model's own code set, and that are not as before its calls."""
         for (path, name), before in self.started.items():
-            if _differ(before, _now(self.model.root.get_submodule(path), name)):
+            if _are_different(before, _now(self.model.root.get_submodule(path), name)):
                 yield f"{path}.{name}".lstrip(".")
 
     def _check_kept(self, kept: KeptObject) -> None:
         before, now = kept.before, kept.now
         if now is kept.kept:
-            if _differ(before, now):
+            if _are_different(before, now):
                 raise _refused(kept.path, before, now)
             return
-        for name, was, is_now in _differences(before, now):
+        for name, was, is_now in _changed_entries(before, now):
             known = is_config(kept.kept) or self._is_read(name)
             if known and not may_change(name) and self._matters(name, was, is_now):
                 raise _refused(f"{kept.path}.{name.removesuffix('_internal')}", was, is_now)
@@ -339,7 +339,7 @@ class ChangeDetection:
         module: Any = self.model.root
         for name in path.split("."):
             module = module._modules.get(name)
-            if module is None or _is_replaced(module):
+            if module is None or _is_replacement(module):
                 return module is not None
         return boundary_of(module) is None and type(module) is self.classes[path]
 
@@ -401,7 +401,7 @@ class ChangeDetection:
         if "drop" in name and is_plain(now) and now == 0:
             return False  # dropout of 0 does nothing, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))
-        return (plain or self._is_read(name)) and _differ(before, now)
+        return (plain or self._is_read(name)) and _are_different(before, now)
 
 
 def check_compiled(root: Any) -> None:
@@ -438,7 +438,7 @@ def _check_full_sizes(adapter: Any, layer: Any, path: str) -> None:
             )
 
 
-def _is_replaced(module: nn.Module) -> bool:
+def _is_replacement(module: nn.Module) -> bool:
     """Whether `module` replaces a module of the split model."""
     state = boundary_of(module)
     return state is not None and state.computes_with_full
@@ -453,7 +453,7 @@ def _now(module: nn.Module, name: str) -> Any:
     return getattr(type(module), name, MISSING)
 
 
-def _differences(
+def _changed_entries(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
     """The entries that differ between two tables: name, old value, new value."""
@@ -463,15 +463,15 @@ def _differences(
             yield name, was, is_now
 
 
-def _differ(before: Any, now: Any) -> bool:
+def _are_different(before: Any, now: Any) -> bool:
     """Whether code may behave differently with the two values."""
     if before is now:
         return False
     if type(before) is not type(now):
         return True
     if is_config(now):  # a copy counts as equal
-        entries = _differences(vars(before), vars(now))
-        return any(_differ(a, b) for name, a, b in entries if not may_change(name))
+        entries = _changed_entries(vars(before), vars(now))
+        return any(_are_different(a, b) for name, a, b in entries if not may_change(name))
     try:
         return bool(before != now)
     except (TypeError, ValueError, RuntimeError):  # arrays, for example

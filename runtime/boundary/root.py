@@ -136,10 +136,10 @@ class RootModule(LocalModule):
         if changes is not None and compiling:
             check_compiled(self)
         elif changes is not None and (changes.changed or changes.differs()):
-            look: Any = changes.look
+            check: Any = changes.check_and_accept
             if "torch._dynamo" in sys.modules:
-                look = torch.compiler.disable(look)
-            look()
+                check = torch.compiler.disable(check)
+            check()
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         check_no_transform()
