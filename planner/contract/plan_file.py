@@ -90,13 +90,14 @@ class ParameterPlan(SparsePart):
     assigned: bool = Field(default=False, description="whether code sets its `data`")
 
 
-class RandomNumbers(Part):
+class RandomNumbers(SparsePart):
     """Random numbers that a module draws, such as those of dropout."""
 
+    optional = frozenset({"always"})
+
     placement: str = Field(description="of the numbers: ranks draw all of them and keep this part")
-    length: str | None = Field(
-        default=None, description="the run-time axis that is split, if there is one"
-    )
+    length: str | None = Field(default=None, description="the run-time axis that is split, if any")
+    always: bool = Field(default=False, description="whether it draws in eval mode, too")
 
 
 class Dispatch(SparsePart):

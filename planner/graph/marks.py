@@ -54,6 +54,8 @@ class Draw(NamedTuple):
         number: The number of the draw in that call; -1 if code draws in a way that is not traced.
         weights: Whether the numbers are for attention weights; the tensor is then the queries.
         features: Whether there is one number for each row and channel, the first two dims.
+        trains: Whether the call was traced in training mode.
+        always: Whether the number is drawn in eval mode, too, as a call in eval mode shows.
     """
 
     module: str = ""
@@ -61,6 +63,8 @@ class Draw(NamedTuple):
     number: int = -1
     weights: bool = False
     features: bool = False
+    trains: bool = False
+    always: bool = False
 
 
 def _tensors(demand: Demand = Demand.NOTHING, reason: str = "", stays: bool = False) -> Any:

@@ -262,6 +262,8 @@ class ModuleBoundary:
             self.check_flags(args, kwargs, by_itself=False)
         always = self.model is not None and self.model.draws == "always"
         draws = self.draws if module.training or always else None
+        if draws is not None and not module.training:  # plans of earlier versions do not say which
+            draws = [part for part in draws if part.always] or draws
         # Compiled code uses the same dropout mask on the shard of each rank.
         apart = self.draws_apart and not torch.compiler.is_compiling()
         drawing = drawing_for(module, draws) if apart else nullcontext()

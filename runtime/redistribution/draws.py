@@ -42,7 +42,7 @@ class Part:
     """
 
     def __init__(self, drawn: RandomNumbers, mesh: Mesh, lengths: Lengths) -> None:
-        self.dims, self.mesh = parse(drawn.placement).dims, mesh
+        self.dims, self.mesh, self.always = parse(drawn.placement).dims, mesh, drawn.always
         self.length = None if drawn.length is None else Length(lengths, drawn.length)
 
     def whole(self, sizes: Sequence[int]) -> Placement:

@@ -107,12 +107,29 @@ DRAWN = (
 )
 
 
+class Sometimes(nn.Module):
+    """Draws more while it trains, before and behind what it always draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 30), nn.Linear(30, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.dropout(self.up(x), 0.3, self.training)
+        h = h + torch.randn_like(h)
+        if self.training:
+            h = h * torch.rand_like(h)
+        return F.dropout(self.down(h), 0.3, self.training) + torch.randn_like(x)
+
+
 def drops_always(model: Any) -> None:
-    """In eval mode, from another seed on each rank."""
+    """In the mode of the model, from another seed on each rank."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2)).double()
-    plan = planning.plan(copy.deepcopy(model), tp=2, args=(x,))
+    phase = "train" if model.training else "prefill"
+    plan = planning.plan(copy.deepcopy(model), tp=2, args=(x,), phase=phase)
     split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
+    assert any("@" in p.placement for m in plan.modules.values() for p in m.parameters.values())
     torch.manual_seed(5)
     want = model(x), model(x)
     torch.manual_seed(5 + dist.get_rank())
@@ -193,6 +210,9 @@ CASES = {
     "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
     "eval mode": lambda: drops_always(made(Always).eval()),
     "noise": lambda: drops_always(made(Noise).eval()),
+    "noise while it trains": lambda: drops_always(made(Noise)),
+    "more noise while it trains": lambda: drops_always(made(Sometimes)),
+    "less noise in eval mode": lambda: drops_always(made(Sometimes).eval()),
     "blocks that are left out": lambda: leaves_out(made(LeavesOut)),
     "parts": lambda: parts(made(gpt2)),
     "sampling": lambda: samples(made(llama).eval()),

@@ -269,7 +269,9 @@ class Functional(FunctionalTensorMode):
         call = module, self._left[module]
         number = self._draws[call]
         self._draws[call] += 1
-        self.dropped.append((inner(x), Draw(*call, number, weights, features)))
+        always = now and not self.trains
+        draw = Draw(*call, number, weights, features, self.trains, always)
+        self.dropped.append((inner(x), draw))
 
 
 def _elem(x: Any) -> Any:
