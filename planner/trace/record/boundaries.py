@@ -23,7 +23,7 @@ from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
 from shardwright.runtime.modules.recomputation import FLAG, is_cache
-from shardwright.runtime.slots import map_slots, tensors
+from shardwright.runtime.slots import give_back, map_slots, rebuilt, tensors
 
 if hasattr(torch.ops.shardwright, "boundary"):  # torch keeps ops as long as the process lives
     raise ImportError(
@@ -172,8 +172,11 @@ def _marking(
         before = contents(at, taken, more)
         both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
+        inside_of = (*taken, *more.values())
+        containers = rebuilt((*args, *kwargs.values()), inside_of) if entered[:-1] else []
         output = forward(*taken, **more)
         entered.leave(output)  # after a failure `entered` must show the place
+        give_back(containers)
         mark_attributes(kept)
         if not alike(before, contents(at, taken, more), same):
             entered.changing[module.training].add(name)
