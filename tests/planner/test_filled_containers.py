@@ -1,4 +1,4 @@
-"""Submodules that change the lists, dicts and dataclass objects that they are given."""
+"""Submodules that change lists, dicts and objects that they are given, or attributes of tensors."""
 
 from __future__ import annotations
 
@@ -210,3 +210,60 @@ class NotTraced(nn.Module):
 def test_a_module_that_is_not_traced_must_not_change_containers() -> None:
     with pytest.raises(ModelError, match="changes what it is given"):
         planning.plan(NotTraced().double(), tp=2, args=features(WIDTH)(3, 19))
+
+
+class SetsOfInput(Part):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        vars(x)["kept"] = h
+        return self.down(h)
+
+
+class SetsOfOutput(Part):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        y = self.down(h)
+        vars(y)["kept"] = h
+        return y
+
+
+class Reads(Part):
+    kind: type[Part]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = self.kind()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 1
+        y = self.inner(x)
+        found = getattr(x, "kept", getattr(y, "kept", y))
+        return y + found.mean()
+
+
+class OfInput(Reads):
+    kind = SetsOfInput
+
+
+class OfOutput(Reads):
+    kind = SetsOfOutput
+
+
+class Within(Part):
+    """Code that sets such an attribute for itself is fine."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        vars(h)["scale"] = 3
+        return self.down(h * vars(h)["scale"]) + h.prod(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", [OfInput, OfOutput])
+def test_attributes_of_tensors_do_not_cross_modules(kind: type[Reads]) -> None:
+    with pytest.raises(ModelError, match="sets the attribute 'kept' of a tensor"):
+        planning.plan(kind().double(), tp=2, args=features(WIDTH)(3, 19))
+
+
+def test_attributes_of_tensors_within_a_module() -> None:
+    model = Within().double()
+    assert_equal(model, features(WIDTH), planned(model, features(WIDTH), 2, phase="train"))
