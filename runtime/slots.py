@@ -2,7 +2,7 @@
 
 A slot is a dotted name: "hidden_states", "position_embeddings.0", "*0" (first of *args), "logits".
 "" is an output that is a single tensor. Containers are rebuilt, never changed in place: callers may
-still hold them.
+still hold them. What a callee then does to its copy, `give_back` does to the caller's container.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +147,57 @@ def tensors(value: Any) -> list[tuple[str, Tensor]]:
     found: list[tuple[str, Tensor]] = []
     map_slots(value, "", lambda x, slot: found.append((slot, x)))
     return found
+
+
+class Rebuilt(NamedTuple):
+    """A container of a caller, the copy that a callee gets, and what both hold before the call."""
+
+    outer: Any
+    inner: Any
+    outside: dict[Any, Any]
+    inside: dict[Any, Any]
+
+
+def rebuilt(outer: Any, inner: Any) -> list[Rebuilt]:
+    """The containers in `outer`, a value of a caller, of which `inner` has copies."""
+    if outer is inner or (outside := _contents(outer)) is None:
+        return []
+    inside = _contents(inner) or {}
+    own = [] if isinstance(outer, tuple) else [Rebuilt(outer, inner, outside, inside)]
+    return own + [x for key, value in outside.items() for x in rebuilt(value, inside[key])]
+
+
+def give_back(found: list[Rebuilt]) -> None:
+    """Do to the containers of a caller what its callee did to the copies, of `rebuilt`."""
+    outside = {id(x.inside[k]): value for x in found for k, value in x.outside.items()}
+    outside |= {id(x.inner): x.outer for x in found}
+    for outer, inner, _, inside in found:
+        now = _contents(inner) or {}
+        if list(now) == list(inside) and all(now[key] is value for key, value in inside.items()):
+            continue
+        new = {key: outside.get(id(value), value) for key, value in now.items()}
+        if isinstance(outer, list):
+            outer[:] = new.values()
+        elif type(outer) is dict:
+            outer.clear()
+            outer.update(new)
+        else:
+            for name in inside.keys() - new.keys():
+                object.__delattr__(outer, name)
+            for name, value in new.items():
+                setattr(outer, name, value)
+
+
+def _contents(value: Any) -> dict[Any, Any] | None:
+    """What is in a container that is rebuilt (`map_slots`), by key; None if `value` is none."""
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    if type(value) is dict or _is_output(value):
+        return dict(value)
+    if not _is_record(value):
+        return None
+    names = getattr(value, "__dict__", None) or [f.name for f in dataclasses.fields(value)]
+    return {n: getattr(value, n) for n in names if hasattr(value, n)}
 
 
 def returned(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:

@@ -33,7 +33,16 @@ from shardwright.runtime.communication.generators import any_trains, draw_as_fir
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.draws import Part, drawing_for
 from shardwright.runtime.redistribution.reshard import Reshard
-from shardwright.runtime.slots import Keys, find_argument, map_slots, replace, returned
+from shardwright.runtime.slots import (
+    Keys,
+    Rebuilt,
+    find_argument,
+    give_back,
+    map_slots,
+    rebuilt,
+    replace,
+    returned,
+)
 from shardwright.runtime.tensors.by_name import NOW
 
 if TYPE_CHECKING:
@@ -144,6 +153,8 @@ class ModuleBoundary:
 
         self.inputs_from_outer: list[SlotChange] = []
         """Inputs that the module takes as they were before an enclosing module changed them."""
+        self.containers: list[Rebuilt] = []
+        """Containers among the arguments that `enter` has rebuilt, until the code runs."""
         self.kept_names: set[str] = set()
         self.kept_inputs: dict[str, Any] = {}
         """Arguments before redistribution, while the module runs, for the modules inside."""
@@ -165,7 +176,9 @@ class ModuleBoundary:
         """Whether its flags are compared in calls that the model makes, too."""
         rows_or_draws = self.attention is not None or self.draws_apart
         special = self.computes_with_full or self.dispatcher is not None
-        self.apart = rows_or_draws or special or self.checked
+        self.nested = any(change.keys for change in self.inputs)
+        """Whether tensors in containers are redistributed."""
+        self.apart = rows_or_draws or special or self.checked or self.nested
         """Whether the module's code needs `compute`, rather than a plain call."""
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
         self.idle_out = alone and all(change.only_in_backward for change in self.outputs)
@@ -202,7 +215,7 @@ class ModuleBoundary:
 
         Inputs in `inputs_from_outer` start from the tensor before an enclosing module changed it.
         """
-        given = list(args)
+        given, outer = list(args), {**kwargs} if self.nested else kwargs
         for change in self.inputs:
             at, where = change.find(given, kwargs)
             if at is None:
@@ -212,6 +225,8 @@ class ModuleBoundary:
             if change.name in self.kept_names:
                 self.kept_inputs[change.name] = where[at]
             where[at] = self.apply(change, where[at])
+        if self.nested:
+            self.containers = rebuilt((*args, *outer.values()), (*given, *kwargs.values()))
         return given, kwargs
 
     def with_outer_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -267,10 +282,14 @@ class ModuleBoundary:
         # Compiled code uses the same dropout mask on the shard of each rank.
         apart = self.draws_apart and not torch.compiler.is_compiling()
         drawing = drawing_for(module, draws) if apart else nullcontext()
+        containers, self.containers = self.containers, []
         with self.attention or nullcontext(), drawing:
             if self.dispatcher is not None:
                 return self.dispatcher.run(self.code, module, args, kwargs)
-            return self.code(module, *args, **kwargs)
+            output = self.code(module, *args, **kwargs)
+        if containers:
+            give_back(containers)
+        return output
 
     def compute_with_full(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

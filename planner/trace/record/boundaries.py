@@ -13,6 +13,7 @@ from torch import nn
 from torch._C._functorch import (
     peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
@@ -23,7 +24,7 @@ from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
 from shardwright.runtime.modules.recomputation import FLAG, is_cache
-from shardwright.runtime.slots import map_slots, tensors
+from shardwright.runtime.slots import give_back, map_slots, rebuilt, tensors
 
 if hasattr(torch.ops.shardwright, "boundary"):  # torch keeps ops as long as the process lives
     raise ImportError(
@@ -131,6 +132,7 @@ def _marking(
     def mark(x: torch.Tensor, tag: str) -> torch.Tensor:
         with torch._C.DisableTorchFunction():  # not a call of model code
             if x.is_floating_point():
+                _check_plain(x)
                 return BOUNDARY(x, tag)
             PASSES(x, tag)
             return x
@@ -172,17 +174,38 @@ def _marking(
         before = contents(at, taken, more)
         both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
+        inside_of = (*taken, *more.values())
+        containers = rebuilt((*args, *kwargs.values()), inside_of) if entered[:-1] else []
         output = forward(*taken, **more)
         entered.leave(output)  # after a failure `entered` must show the place
+        give_back(containers)
         mark_attributes(kept)
         if not alike(before, contents(at, taken, more), same):
             entered.changing[module.training].add(name)
         for outside, inside, was in taken_in:
-            if inside is not outside and _value(inside) is not was:
+            if inside is outside:
+                continue
+            _check_plain(inside)
+            if _value(inside) is not was:
                 WRITES(outside, inside, name)
         return map_slots(output, "", leave)
 
     return marked_forward
+
+
+def _check_plain(x: torch.Tensor) -> None:
+    """Check that code has set no attributes of a tensor that enters or leaves a module.
+
+    Raises:
+        Unproven: it has. A tensor that is redistributed there becomes another object without them.
+    """
+    torchs = FunctionalTensor.__annotations__
+    if isinstance(x, FunctionalTensor) and (more := [n for n in vars(x) if n not in torchs]):
+        raise Unproven(
+            f"it sets the attribute '{more[0]}' of a tensor that enters or leaves a module, and "
+            "the tensor on the other side may be another one: give the value as an argument or "
+            "output of its own"
+        )
 
 
 def _value(x: torch.Tensor) -> torch.Tensor:
