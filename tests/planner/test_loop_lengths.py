@@ -76,22 +76,6 @@ class Parts(Loops):
         return y
 
 
-class Repeated(Loops):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.start(x)
-        for factor in [2] * (x.shape[1] // 10):
-            y = self.step(y) * factor
-        return y
-
-
-class Sections(Loops):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.start(x)
-        for part in torch.tensor_split(x, x.shape[1] // 20 + 1, dim=1):
-            y = self.step(y) + part.mean(1, keepdim=True)
-        return y
-
-
 class Own(Loops):
     """Its number of layers is no length, and code may ask whether something is a range."""
 
@@ -107,10 +91,7 @@ class Own(Loops):
         return y
 
 
-KINDS = [Remainder, NoneAtFirst, Chunks, Backwards, Parts, Repeated, Sections, Own]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [Remainder, NoneAtFirst, Chunks, Backwards, Parts, Own])
 @pytest.mark.parametrize("tp", [2, 3])
 def test_other_numbers_of_runs(kind: type[Loops], tp: int) -> None:
     torch.manual_seed(0)

@@ -60,11 +60,6 @@ def note_parts(provenance: Provenance, x: Tensor, size: Any, dim: int) -> None:
     _note(provenance, expression_of(given), expression_of(size), True)
 
 
-def note_one(parts: SourcedInt) -> None:
-    """Note that a tensor is split into one part, because a length gives this number."""
-    _note(parts.provenance, parts.expression, ("constant", 1), True)
-
-
 def _note(provenance: Provenance, left: Expression, right: Expression, outcome: bool) -> None:
     through = (f"{__package__}.", *THROUGH)
     frame = next(f for f in frames() if not module_of(f).startswith(through))

@@ -295,11 +295,6 @@ def _keep(symbol: str, method: str, swapped: bool) -> Any:
             if isinstance(other, float):
                 self.provenance.as_question(self.expression)
                 self.provenance.as_lost(self.expression)
-            elif symbol == "*" and isinstance(other, (list, tuple)) and self.plain < 2:
-                tests, module = self.provenance.tests, self.provenance.innermost
-                for most in (0, 1):  # code may go through the list (`loops.py`)
-                    bound: Expression = ("constant", most)
-                    tests.note("<=", self.expression, bound, self.plain <= most, module)
             return result
         left, right = (other, self) if swapped else (self, other)
         expression = (symbol, expression_of(left), expression_of(right))

@@ -72,8 +72,7 @@ def of_repeats(
 
 def split_size(args: Any, kwargs: Any) -> Any:
     """Return the size of the parts, or the sizes, that a call of `split` gives."""
-    names = ("split_size_or_sections", "split_size", "split_sizes", "sections")
-    named = (kwargs.get(k) for k in names)
+    named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))
     return args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
 
 

@@ -13,7 +13,7 @@ from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.trace.data_queries.known_values import OF_SIZES
 from shardwright.planner.trace.sizes import size_facts
 from shardwright.planner.trace.sizes.expressions import SizeFact, reads_of
-from shardwright.planner.trace.sizes.loops import note_one, note_parts
+from shardwright.planner.trace.sizes.loops import note_parts
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt, expression_of
 from shardwright.planner.trace.sizes.size_functions import (
     CONVOLUTIONS,
@@ -87,8 +87,8 @@ class SizeMode(TorchFunctionMode):
         if name in REPEATING and args:
             x, counts = args[0], counts_of(args, kwargs)
             return notes.sized(out, size_facts.of_repeats(x, counts, out, notes.read(x, x.shape)))
-        self._note_parts(name, args, kwargs, out)
         if name in SPLIT:
+            self._note_parts(name, args, kwargs, out)
             parts = size_facts.of_parts(args, kwargs, out)
             return type(out)(notes.sized(x, facts) for x, facts in parts)
         if name in CONVOLUTIONS:
@@ -103,13 +103,10 @@ class SizeMode(TorchFunctionMode):
 
     def _note_parts(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         """Note that a tensor is split into one part: code that goes through them runs once."""
-        if name not in ("split", "tensor_split") or len(out) != 1 or _known(args[0]) is None:
-            return
-        size, dim = size_facts.split_size(args, kwargs), size_facts.split_dim(args, kwargs)
-        if name == "split" and isinstance(size, int):
-            note_parts(self.provenance, args[0], size, dim)
-        elif isinstance(size, SourcedInt):
-            note_one(size)
+        if name == "split" and len(out) == 1 and _known(args[0]) is not None:
+            size, dim = size_facts.split_size(args, kwargs), size_facts.split_dim(args, kwargs)
+            if isinstance(size, int):
+                note_parts(self.provenance, args[0], size, dim)
 
     def _note_groups(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Note that input channels (output, if transposed) are groups * dim 1 of the kernel."""
