@@ -1,4 +1,4 @@
-"""Comparisons of lengths in model code, such as `if x.shape[1] > 10`, and of loops (`loops.py`).
+"""Comparisons of lengths in model code, such as `if x.shape[1] > 10`.
 
 A trace follows the branch for its own lengths. A plan therefore says which comparisons came out the
 same in all traced calls, and a call for which one comes out otherwise is refused.
@@ -66,20 +66,14 @@ class LengthTests:
         self._names: dict[tuple[CodeType, int], Mapping[str, Any]] = {}
 
     def note(
-        self,
-        sign: str,
-        left: Expression,
-        right: Expression,
-        outcome: bool,
-        module: str,
-        frame: Any = None,
+        self, sign: str, left: Expression, right: Expression, outcome: bool, module: str
     ) -> None:
         """Note a comparison that model code makes.
 
         Those in methods of other objects, such as caches, do not count: they may be of what the
         object keeps from earlier calls.
         """
-        frame = frame or sys._getframe(2)  # the code that called the method of the integer
+        frame: Any = sys._getframe(2)  # the code that called the method of the integer
         if module_of(frame).startswith(f"{__package__}."):  # its truth is a comparison with 0
             frame = frame.f_back
         if is_plumbing(module_of(frame)) or not (reads_of(left) or reads_of(right)):

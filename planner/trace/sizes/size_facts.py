@@ -70,20 +70,11 @@ def of_repeats(
                 yield SizeFact(("*", count.expression, of), dim)
 
 
-def split_size(args: Any, kwargs: Any) -> Any:
-    """Return the size of the parts, or the sizes, that a call of `split` gives."""
-    named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))
-    return args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
-
-
-def split_dim(args: Any, kwargs: Any) -> int:
-    """Return the dim along which a call of `split` splits."""
-    return (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
-
-
 def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, list[SizeFact]]]:
     """Yield each part that a tensor is split into, with facts about its size."""
-    sizes, dim = split_size(args, kwargs), split_dim(args, kwargs)
+    named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))
+    sizes = args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
+    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
     alike = isinstance(sizes, int)
     each = [sizes] * len(out) if alike else list(sizes)  # type: ignore[arg-type]
     for i, (x, size) in enumerate(zip(out, each, strict=True)):

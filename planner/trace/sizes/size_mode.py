@@ -13,7 +13,6 @@ from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.trace.data_queries.known_values import OF_SIZES
 from shardwright.planner.trace.sizes import size_facts
 from shardwright.planner.trace.sizes.expressions import SizeFact, reads_of
-from shardwright.planner.trace.sizes.loops import note_parts
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt, expression_of
 from shardwright.planner.trace.sizes.size_functions import (
     CONVOLUTIONS,
@@ -57,7 +56,6 @@ class SizeMode(TorchFunctionMode):
             return notes.sized(out, size_facts.of_classes(out, *args, **kwargs))
         if not (_has_sourced(args) or any(_has_sourced(v) for v in kwargs.values())):
             out = func(*args, **kwargs)
-            self._note_parts(name, args, kwargs, out)
             facts = size_facts.of_sizes(name, args, kwargs, out) if name in LITERAL else ()
             return notes.sized(out, facts)
         indexes = name == "__getitem__"
@@ -88,7 +86,6 @@ class SizeMode(TorchFunctionMode):
             x, counts = args[0], counts_of(args, kwargs)
             return notes.sized(out, size_facts.of_repeats(x, counts, out, notes.read(x, x.shape)))
         if name in SPLIT:
-            self._note_parts(name, args, kwargs, out)
             parts = size_facts.of_parts(args, kwargs, out)
             return type(out)(notes.sized(x, facts) for x, facts in parts)
         if name in CONVOLUTIONS:
@@ -100,13 +97,6 @@ class SizeMode(TorchFunctionMode):
                 if isinstance(value, SourcedInt):
                     notes.as_number(value.expression)
         return out
-
-    def _note_parts(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        """Note that a tensor is split into one part: code that goes through them runs once."""
-        if name == "split" and len(out) == 1 and _known(args[0]) is not None:
-            size, dim = size_facts.split_size(args, kwargs), size_facts.split_dim(args, kwargs)
-            if isinstance(size, int):
-                note_parts(self.provenance, args[0], size, dim)
 
     def _note_groups(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Note that input channels (output, if transposed) are groups * dim 1 of the kernel."""

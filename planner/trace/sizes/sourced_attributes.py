@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.planner.trace.sizes.loops import ranges_noted
 from shardwright.planner.trace.sizes.provenance import UNSEEN, Provenance, SourcedInt
 from shardwright.planner.trace.sizes.size_mode import SizeMode
 from shardwright.planner.trace.state.attribute_contents import KeptContents
@@ -35,7 +34,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     forward = top.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with SizeMode(provenance), patched_in_this_thread(UNSEEN), ranges_noted(top):
+        with SizeMode(provenance), patched_in_this_thread(UNSEEN):
             output = forward(*args, **kwargs)
         provenance.close()
         return output
