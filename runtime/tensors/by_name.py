@@ -18,6 +18,7 @@ from types import (
 from typing import Any
 
 from torch import Tensor
+from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -72,6 +73,8 @@ def as_planned(
     """
     attribute = NOW.attribute
     if attribute is None or func in METADATA or not (is_op(func) or _is_getter(func)):
+        return args, kwargs
+    if CompileContext.try_get() is not None:  # it is dynamo that looks at what it compiles with
         return args, kwargs
     if any(type(x) is kind and attribute(x) is x for x in tree_leaves((args, kwargs))):
         return args, kwargs

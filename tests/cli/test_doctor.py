@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,9 @@ def test_it_is_printed(run: Run, small: Path) -> None:
 
 def test_calls_of_a_model_without_a_cache() -> None:
     """No call of it fills one, so none comes after such a call, and none is refused for that."""
-    sizes = dict(hidden_size=32, num_attention_heads=4, intermediate_size=64, num_hidden_layers=1)
+    sizes: Any = {
+        "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 1
+    }  # fmt: skip
     found = diagnose(BertForMaskedLM(BertConfig(vocab_size=64, **sizes)), (2,))
     assert "inputs_embeds" in found.proven and found.refused == []
     assert not any("filled" in call for call in found.proven)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -108,11 +108,12 @@ def test_only_true_is_a_yes(own: Path, monkeypatch: pytest.MonkeyPatch, given: A
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     refusal = ModelError if given is None else UsageError
     with pytest.raises(refusal):
-        read_config(own, given)
+        read_config(own, cast(Any, given))
     with pytest.raises(refusal):
-        planning.plan(own, 2, trust_remote_code=given)
+        planning.plan(own, 2, trust_remote_code=cast(Any, given))
     if given is not None:
-        config = LlamaConfig(architectures=["OwnModel"], auto_map=CONFIG["auto_map"])
+        said: Any = {"architectures": ["OwnModel"], "auto_map": CONFIG["auto_map"]}
+        config = LlamaConfig(**said)
         with pytest.raises(UsageError), building(config, given):
             pass
     assert not (own.parent / "ran").exists()

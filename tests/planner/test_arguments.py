@@ -56,8 +56,9 @@ def test_types_of_arguments_of_plan(given: dict[str, Any], said: str) -> None:
 
 
 def test_types_of_a_cluster() -> None:
+    three: Any = 3
     with pytest.raises(UsageError, match="cluster must be a shardwright.Cluster, not 3"):
-        planning.plan(Mlp(), args=example(), cluster=3)
+        planning.plan(Mlp(), args=example(), cluster=three)
     for hosts in ("x", 1.5, True, None):
         with pytest.raises(UsageError, match="hosts and GPUs must be ints"):
             shardwright.Cluster(hosts, 2)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
 """Code of forwards that changes parameters and buffers past the usual ways."""
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
