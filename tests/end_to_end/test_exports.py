@@ -1,6 +1,7 @@
 """What is exported, run by torch and by transformers on two real ranks."""
 
 import json
+import multiprocessing
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     In `tests/serving/test_serve.py` they are spawned, as for users.
     """
     context = fork_server("shardwright.planner.on_ranks.stock")
-    of_ranks = SimpleNamespace(get_context=lambda how: context)
+    of_ranks = SimpleNamespace(
+        get_context=lambda how: context, current_process=multiprocessing.current_process
+    )
     monkeypatch.setattr(launch, "multiprocessing", of_ranks)
 
 
