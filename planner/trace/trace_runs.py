@@ -94,11 +94,8 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
-    graph.flags, graph.leaves_attributes, graph.reads_left_attributes = (
-        found.flags,
-        found.left,
-        found.kept,
-    )
+    graph.flags = found.flags
+    graph.leaves_attributes, graph.reads_left_attributes = found.left, found.kept
     graph.other_arguments, graph.lengths = found.unsaid, graph_facts.lengths(runs[0])
     graph.flags_from_data = frozenset(found.flags_from_data)
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +71,13 @@ class ModelBoundary:
         """Whether `parameter` is a DTensor over the plan's mesh, so not managed by FSDP2."""
         return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
 
-    def attribute(self, stored: Any) -> Any:
-        """Return what the attribute gives, in this call, that has the DTensor `stored`.
+    def attribute(self, stored: Any) -> Callable[[], Any] | None:
+        """Return a function that reads the attribute that has the DTensor `stored`, in this call.
 
-        A DTensor that no attribute has, or that FSDP2 manages, is returned as it is.
+        None if no attribute has it, or FSDP2 manages it.
         """
         if not (self.call.active and self.has(stored)):
-            return stored
+            return None
         module, name = self.owners.get(id(stored), (self.root, ""))
         if not _has(module, name, stored):
             self.owners = {
@@ -86,7 +87,7 @@ class ModelBoundary:
             }
             module, name = self.owners.get(id(stored), (self.root, ""))
         found: Any = seen_attribute(name)
-        return found.fget(module) if _has(module, name, stored) else stored
+        return partial(found.fget, module) if _has(module, name, stored) else None
 
     def check_averaged(self, parameter: DTensor) -> None:
         """Check that FSDP2, if it manages `parameter`, averages its gradient over all copies.

@@ -24,12 +24,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 class _InThread(threading.local):
     def __init__(self) -> None:  # in each thread, so that compiled code finds there what it sets
-        self.attribute: Callable[[Any], Any] | None = None
+        self.attribute: Callable[[Any], Callable[[], Any] | None] | None = None
 
 
 NOW = _InThread()
-"""Its `attribute` gives, in a planned call of this thread, what the attribute gives that has a
-SplitTensor; a SplitTensor that no attribute has, as it is."""
+"""Its `attribute` finds, in a planned call of this thread, the attribute that has a SplitTensor. It
+returns a function that reads it, or None if no attribute has it."""
 
 METADATA = {
     Tensor.is_floating_point,
@@ -76,16 +76,20 @@ def as_planned(
         return args, kwargs
     if CompileContext.try_get() is not None:  # it is dynamo that looks at what it compiles with
         return args, kwargs
-    if any(type(x) is kind and attribute(x) is x for x in tree_leaves((args, kwargs))):
+    of = {id(x): attribute(x) for x in tree_leaves((args, kwargs)) if isinstance(x, kind)}
+    if any(of[id(x)] is None for x in tree_leaves((args, kwargs)) if type(x) is kind):
         return args, kwargs
 
     def local(stored: Any) -> Any:
-        return stored if attribute(stored) is stored else stored._local_tensor
+        return stored if of[id(stored)] is None else stored._local_tensor
+
+    def planned(stored: Any) -> Any:
+        return stored if (read := of[id(stored)]) is None else read()
 
     written, read = (args[:1], args[1:]) if in_place(func) else ((), args)
     into = {"out": kwargs["out"]} if "out" in kwargs else {}
     written, into = tree_map_only(kind, local, (tuple(written), into))
-    read, kwargs = tree_map_only(kind, attribute, (tuple(read), {**kwargs}))
+    read, kwargs = tree_map_only(kind, planned, (tuple(read), {**kwargs}))
     return (*written, *read), {**kwargs, **into}
 
 

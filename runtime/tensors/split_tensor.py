@@ -94,7 +94,7 @@ class SplitTensor(DTensor):
 
     def _set_data(self, value: Any) -> None:
         local = isinstance(value, Tensor) and not isinstance(value, DTensor)
-        if local and NOW.attribute is not None and NOW.attribute(self) is not self:
+        if local and NOW.attribute is not None and NOW.attribute(self) is not None:
             value = self.of(value.detach(), self._spec)  # code of a planned call has local tensors
         if isinstance(value, Tensor) and value.shape != self._spec.shape:
             raise UsageError(

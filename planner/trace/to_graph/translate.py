@@ -74,11 +74,8 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph = translator.graph
     graph.passed = _passed(record, calls, translator, origins)
     graph.outputs = [translator.name_of(t) for t in record.outputs]
-    graph.returned_slots, graph.cache_classes, graph.cache_arguments = (
-        record.given,
-        record.states,
-        record.taken,
-    )
+    graph.returned_slots = record.given
+    graph.cache_classes, graph.cache_arguments = record.states, record.taken
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
     marks, names = graph.marks, translator.names
     marks.in_place = {(translator.name_of(a), translator.name_of(b)) for a, b in _in_place(record)}
