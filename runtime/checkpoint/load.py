@@ -66,6 +66,7 @@ def load_weights(
         conversions.rename,
         partial(conversions.convert, checkpoint.tensors),
         allow_surplus,
+        checkpoint.adds_nothing,
     )
     tensors = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))

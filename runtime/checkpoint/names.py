@@ -86,6 +86,7 @@ def match_names(
     rename: Rename,
     convert: Convert,
     allow_surplus: bool = False,
+    adds_nothing: Callable[[str], bool] = lambda key: False,
 ) -> Match:
     """Find the checkpoint tensor that fills each tensor of the model.
 
@@ -99,6 +100,7 @@ def match_names(
         rename: the renaming that is tried first; called once for each key, in order.
         convert: converts the keys that one converter takes together.
         allow_surplus: skip tensors that the model has no place for.
+        adds_nothing: whether a tensor that the model has no place for changes no result.
 
     Raises:
         CheckpointError: tensors are missing, surplus or ambiguous, or cannot be converted.
@@ -118,7 +120,11 @@ def match_names(
             twins[group[0]] = tuple(held[1:])
     computed = [name for name in missing if _any(names.may_lack, name)]
     missing = [name for name in missing if name not in computed]
-    unread = [key for key in surplus if allow_surplus or _tolerated(names, keys, key)]
+    unread = [
+        key
+        for key in surplus
+        if allow_surplus or _tolerated(names, keys, key) or adds_nothing(key)
+    ]
     surplus = [key for key in surplus if key not in unread]
     _refuse(names, where, missing, surplus)
     return Match(sources, twins, tuple(computed), tuple(unread))

@@ -47,7 +47,7 @@ def as_dense(
             )
         used = {part.key for part in weight.parts.values()}
         unused = (_named(key, template) for template in weight.format.unused.split())
-        beside = [name for name in (*parts.values(), *unused) if name in entries]
+        beside = [*parts.values(), *(name for name in unused if name in out)]
         for stored in beside:
             out.pop(stored, None)
         out[key] = codes._replace(dtype=dtype, shape=weight.shape)
@@ -164,4 +164,6 @@ def _key(weight: str, templates: Sequence[str], entries: Mapping[str, Entry]) ->
 
 def _named(weight: str, template: str) -> str:
     path, dot, leaf = weight.rpartition(".")
+    if template.startswith("../"):
+        path, template = path.rpartition(".")[0], template.removeprefix("../")
     return path + dot + template.replace("{}", leaf)

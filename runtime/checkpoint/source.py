@@ -109,6 +109,12 @@ class Checkpoint:
         file = self.files[entry.file]
         return file.bytes_at(file.data + entry.offset, entry.nbytes)
 
+    def adds_nothing(self, key: str) -> bool:
+        """Return whether `key` is a bias of zeros, which packers store of modules without bias."""
+        module, _, leaf = key.rpartition(".")
+        quantized = leaf == "bias" and f"{module}.weight" in self.quantized
+        return quantized and not any(self._bytes(self.stored[key]))
+
     def check_unchanged(self) -> None:
         """Check that nobody wrote into the files since they were opened.
 

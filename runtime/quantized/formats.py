@@ -2,7 +2,7 @@
 
 A format lists its tensors, one a line: what it is and the usual bits of its elements, its key in
 the checkpoint, and its dims. `{}` in a key is the weight's own name, such as `weight`; what stands
-before the key is the weight's module. `a|b` is a key that has several names.
+before the key is the weight's module; `../` before a key is the module around it. `a|b` is a key that has several names.
 Dims before those listed, such as experts, are the weight's own. A dim is written as
 
     out, in      the weight's rows (`out`) or columns (`in`)
@@ -156,7 +156,10 @@ SCALED = """
     codes:8     {}                   out in
     scale:32e   {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
 """
-ACTIVATIONS = "input_scale input_zero_point input_global_scale activation_scale"
+ACTIVATIONS = (
+    "input_scale input_zero_point input_global_scale activation_scale output_scale k_scale v_scale "
+    "../q_scale ../k_scale ../v_scale ../q_zero_point ../k_zero_point ../v_zero_point"
+)
 
 FORMATS: tuple[Format, ...] = (
     Format("FP8", "fp8", SCALED, values.scaled_exactly, F8, unused=ACTIVATIONS),

@@ -306,3 +306,33 @@ def test_a_format_that_cannot_be_is_refused_by_plan(saved: Any) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"cannot be stored .* of GPTQ: elements of 3 bits"):
         planning.plan(directory, tp=2)
+
+
+def test_what_packages_store_beside_weights(
+    saved: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Scales of KV caches are saved again; biases of zeros that the model lacks are not read."""
+    directory, whole = saved("dense", "fp8")
+    file, layer = directory / "model.safetensors", "model.layers.0."
+    scales = {
+        f"{layer}self_attn.{name}": torch.tensor([0.5 + at])
+        for at, name in enumerate(("k_scale", "v_scale", "k_proj.k_scale", "v_proj.output_scale"))
+    }
+    bias = {f"{layer}mlp.up_proj.bias": torch.zeros(72)}
+    tensors = load_file(file)
+    save_file({**tensors, **scales, **bias}, file, metadata={"format": "pt"})
+    plan, out = planning.plan(directory, tp=2), tmp_path_factory.mktemp("out")
+
+    def run(mesh: Mesh) -> torch.Tensor:
+        model = split(directory, plan, mesh)
+        shardwright.save(model, out)
+        return model(IDS).logits
+
+    close(run_ranks(2, run)[0], whole(IDS).logits)
+    after = load_file(out / file.name)
+    assert all(torch.equal(after[name], scale) for name, scale in scales.items())
+    assert not bias.keys() & after.keys()
+    bias[f"{layer}mlp.up_proj.bias"][3] = 1.0
+    save_file({**tensors, **bias}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="no place for: model.layers.0.mlp.up_proj.bias"):
+        run_ranks(2, run)
