@@ -121,9 +121,7 @@ def match_names(
     computed = [name for name in missing if _any(names.may_lack, name)]
     missing = [name for name in missing if name not in computed]
     unread = [
-        key
-        for key in surplus
-        if allow_surplus or _tolerated(names, keys, key) or adds_nothing(key)
+        key for key in surplus if allow_surplus or _tolerated(names, keys, key) or adds_nothing(key)
     ]
     surplus = [key for key in surplus if key not in unread]
     _refuse(names, where, missing, surplus)

@@ -2,7 +2,8 @@
 
 A format lists its tensors, one a line: what it is and the usual bits of its elements, its key in
 the checkpoint, and its dims. `{}` in a key is the weight's own name, such as `weight`; what stands
-before the key is the weight's module; `../` before a key is the module around it. `a|b` is a key that has several names.
+before the key is the weight's module; `../` before a key is the module around it. `a|b` is a key
+that has several names.
 Dims before those listed, such as experts, are the weight's own. A dim is written as
 
     out, in      the weight's rows (`out`) or columns (`in`)
