@@ -9,8 +9,8 @@ step and generated tokens of the split model, which holds its weights as they ar
 compared with those of one process that dequantizes. Prints what is not equal, and a count of each
 verdict; `--json FILE` writes all rows. "refused when dense" is what the split model refuses with
 dense weights as well, such as a kind of cache. What writes to weights that are held as stored is
-refused with the advice to dequantize them: the row then says whether that is equal. Exits with 1 if anything is wrong, fails or is
-refused for being quantized.
+refused with the advice to dequantize them: the row then says whether that is equal. Exits with 1 if
+anything is wrong, fails or is refused for being quantized.
 """
 
 from __future__ import annotations
