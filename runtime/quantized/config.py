@@ -138,7 +138,14 @@ def _left_out(fields: Fields) -> Iterable[str]:
     listed = [name for key in LEFT_OUT for name in _list(fields, key)]
     dynamic = (name for name in fields.get("dynamic") or () if name.startswith(NOT))
     listed += [PATTERN + name.removeprefix(NOT) for name in dynamic]
+    if fields.get("quant_method") == "modelopt":
+        listed = [PATTERN + _with_all_inside(str(name)) for name in listed]
     return map(str, listed or () if fields.get("lm_head") else [*listed, "lm_head"])
+
+
+def _with_all_inside(wildcard: str) -> str:
+    module = wildcard.removesuffix("*").removesuffix(".")
+    return ".*".join(map(re.escape, module.split("*"))) + r"(?:\..*)?$"
 
 
 def _list(fields: Fields, key: str) -> list[Any]:
@@ -266,6 +273,28 @@ def _by_groups(fields: Fields, known: list[Format]) -> list[Scheme]:
     return out
 
 
+ALGORITHMS: Mapping[str, tuple[str, Fields]] = {
+    "FP8": ("ModelOpt FP8", {"rows": None, "cols": None}),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("ModelOpt FP8", {"rows": 1, "cols": None}),
+    "MXFP8": ("ModelOpt FP8", {"rows": 1, "cols": 32}),
+    "NVFP4": ("ModelOpt NVFP4", {}),
+    "W4A16_NVFP4": ("ModelOpt NVFP4", {}),
+}
+"""What ModelOpt's `quant_algo` says -> the name of the format, and what one scale stands for."""
+
+
+def _by_algorithm(fields: Fields, known: list[Format]) -> list[Scheme]:
+    algorithm = str(fields.get("quant_algo")).upper()
+    if algorithm not in ALGORITHMS:
+        raise CheckpointError(
+            f"the quantization_config has the quant_algo '{algorithm:.40}', which is not known "
+            f"here ({', '.join(ALGORITHMS)}): use the checkpoint that it was made from"
+        )
+    name, size = ALGORITHMS[algorithm]
+    first = sorted(known, key=lambda form: form.name != name)
+    return [Scheme(tuple(first), size, exponents=algorithm == "MXFP8")]
+
+
 READERS: Mapping[str, Callable[[Fields, list[Format]], list[Scheme]]] = {
     "fp8": _blocks,
     "gptq": _grouped,
@@ -273,6 +302,7 @@ READERS: Mapping[str, Callable[[Fields, list[Format]], list[Scheme]]] = {
     "bitsandbytes": _as_saved,
     "compressed-tensors": _by_groups,
     "fbgemm_fp8": _told_by_shapes,
+    "modelopt": _by_algorithm,
     "mxfp4": _told_by_shapes,
     "torchao": _by_types,
 }

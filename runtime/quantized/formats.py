@@ -272,6 +272,19 @@ FORMATS: tuple[Format, ...] = (
         "uint8",
         unused=ACTIVATIONS,
     ),
+    Format("ModelOpt FP8", "modelopt", SCALED, values.scaled, F8, unused=ACTIVATIONS),
+    Format(
+        "ModelOpt NVFP4",
+        "modelopt",
+        """
+            codes:8     {}                   out in:4
+            scale:8s    {}_scale             out in/16
+            factor:32f  {}_scale_2           *1
+        """,
+        values.nvfloat4,
+        "uint8",
+        unused=ACTIVATIONS,
+    ),
     Format(
         "GPTQ",
         "gptq",

@@ -71,8 +71,10 @@ def float6(parts: Parts, parameters: Parameters) -> Tensor:
 
 
 def nvfloat4(parts: Parts, parameters: Parameters) -> Tensor:
-    """Return 4-bit floats times the scale of their group, which is stored times one of all."""
-    return _table(FLOAT4, parts["codes"]) * (parts["scale"].float() / parts["whole"].float())
+    """Return 4-bit floats times their group's scale, which one for all multiplies or divides."""
+    scale = parts["scale"].float()
+    of_group = scale * parts["factor"] if "factor" in parts else scale / parts["whole"].float()
+    return _table(FLOAT4, parts["codes"]) * of_group
 
 
 def levels(parts: Parts, parameters: Parameters) -> Tensor:

@@ -107,6 +107,31 @@ def nvfp4(o: int, i: int) -> Made:
     return Made(stored, config, torch.tensor(E2M1)[codes] * wide)
 
 
+def modelopt(kind: str, *skipped: str) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": kind, "ignore": ["lm_head", *skipped]}
+
+
+def modelopt_fp8(o: int, i: int) -> Made:
+    codes, scale = torch.randn(o, i).to(torch.float8_e4m3fn), torch.tensor(0.25)
+    stored = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(1.0)}
+    return Made(stored, modelopt("FP8"), codes.float() * scale)
+
+
+def modelopt_mxfp8(o: int, i: int) -> Made:
+    codes = torch.randn(o, i).to(torch.float8_e4m3fn)
+    exponents = torch.randint(120, 130, (o, ceil(i, 32)), dtype=torch.uint8)
+    scale = spread((exponents.float() - 127).exp2(), (1, 32), (o, i))
+    stored = {"weight": codes, "weight_scale": exponents}
+    return Made(stored, modelopt("MXFP8"), codes.float() * scale)
+
+
+def modelopt_nvfp4(o: int, i: int) -> Made:
+    made, whole = nvfp4(o, i), torch.tensor(0.125)
+    packed, scale, divisor = made.stored.values()
+    stored = {"weight": packed, "weight_scale": scale, "weight_scale_2": whole}
+    return Made(stored, modelopt("NVFP4"), made.weight * divisor * whole)
+
+
 def gptq(o: int, i: int, group: int = 8, ordered: bool = False) -> Made:
     i = ceil(i, 8) * 8
     o = ceil(o, 8) * 8
@@ -182,6 +207,9 @@ MAKERS: dict[str, Callable[[int, int], Made]] = {
     "packed int4 by rows": lambda o, i: packed(o, i, 4, None),
     "packed int4 with zero points": lambda o, i: packed(o, i, zeros=True),
     "nvfp4": nvfp4,
+    "ModelOpt FP8": modelopt_fp8,
+    "ModelOpt MXFP8": modelopt_mxfp8,
+    "ModelOpt NVFP4": modelopt_nvfp4,
     "gptq": gptq,
     "gptq in the order of activations": lambda o, i: gptq(o, i, ordered=True),
     "awq": awq,

@@ -21,7 +21,18 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.config import read_quantization
 from shardwright.runtime.quantized.formats import FORMATS
 from shardwright.runtime.quantized.kept import KeptWeight
-from tests.checkpoint.quantized_make import MAKERS, Made, awq, compressed, fp8, gptq, nf4, packed
+from tests.checkpoint.quantized_make import (
+    MAKERS,
+    Made,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    modelopt,
+    modelopt_fp8,
+    nf4,
+    packed,
+)
 
 NAME = "layer.weight"
 
@@ -218,6 +229,10 @@ BROKEN: dict[str, tuple[Made, str]] = {
         edited(packed(16, 16), weight=torch.ones(16, 16)),
         "layer.weight is stored twice",
     ),
+    "an algorithm that is not known": (
+        modelopt_fp8(8, 8)._replace(config=modelopt("MIXED_PRECISION")),
+        "quant_algo 'MIXED_PRECISION', which is not known",
+    ),
     "a pattern that is none": (
         fp8(8, 8)._replace(config={**fp8(8, 8).config, "modules_to_not_convert": ["re:("]}),
         "cannot be read",
@@ -261,6 +276,16 @@ def test_older_names_of_sizes_are_read() -> None:
         assert quantization is not None
         sizes.append([quantization.schemes[0].parameters[key] for key in ("rows", "cols")])
     assert sizes == [[8, 4], [1, None]]
+
+
+def test_wildcards_of_modelopt_leave_out_modules() -> None:
+    config = modelopt("NVFP4", "model.layers.1*", "model.layers.*.mlp.gate", "*.q_a_proj")
+    quantization = read_quantization(SimpleNamespace(quantization_config=config))
+    assert quantization is not None
+    names = ["model.layers.1.mlp.up_proj", "model.layers.2.mlp.gate", "a.q_a_proj", "lm_head"]
+    assert not any(quantization.scheme(name, "Linear") for name in names)
+    names = ["model.layers.12.mlp.up_proj", "model.layers.2.mlp.gate_proj", "a.q_a_proj_2"]
+    assert all(quantization.scheme(name, "Linear") for name in names)
 
 
 def test_groups_that_are_not_there_are_refused(tmp_path: Path) -> None:
