@@ -161,7 +161,7 @@ class Bill:
     def traffic(self, edge: tuple[str, str, str], run: Pass | None = None) -> Traffic | None:
         """Return the traffic of a redistribution in a pass; None if it is not possible."""
         before, source, target = map(self.assignment.__getitem__, edge)
-        found, _ = self.costs.redistributions.inner(edge[1], before, source, target, run)
+        found = self.costs.redistributions.inner(edge[1], before, source, target, run)
         again = (run or self.costs.passes[0]).trains and edge[2] in self.costs.recomputation.again
         return found.repeated() if found is not None and again else found
 
