@@ -38,11 +38,6 @@ Row = tuple[str, str, str, str, str]
 """Name, shape, local shape, placement, collectives."""
 
 
-def to_text(plan: Plan) -> str:
-    """Return the report as plain text."""
-    return tables.plain(report(plan))
-
-
 def report(plan: Plan) -> RenderableType:
     """Return everything that a plan says, for rich to print."""
     parts = [_summary(plan), *([mesh_table(plan)] if plan.meshes else []), _split(plan)]
