@@ -152,21 +152,16 @@ def plan(
             reason).
         SolverError: the solver is missing or found nothing in time.
     """
-    check_types(locals())
+    given = dict(locals())
+    check_types(given)
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     least = memory if isinstance(memory, int | None) else None
-    return search_plan(
-        model, tp, SolverOptions(solver, time_limit, least, objective, time.monotonic()),
-        mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
-        memories=() if isinstance(memory, int | None) else tuple(memory), speeds=speeds or (),
-        gpus_per_host=gpus_per_host, cluster=cluster, pins=pins, phase=phase, tp_plan=tp_plan,
-        sequence_parallel=sequence_parallel, recompute=recompute,
-        continuous_batching=continuous_batching, optimizer_bytes=optimizer_bytes,
-        expert_imbalance=expert_imbalance, dp=dp, dump=dump, write_model=write_model,
-        dequantize=dequantize, trust_remote_code=trust_remote_code, revision=revision,
-        cache_dir=cache_dir, local_files_only=local_files_only, token=token, subfolder=subfolder,
-    ).ended.plan  # fmt: skip
+    asked = SolverOptions(solver, time_limit, least, objective, time.monotonic())
+    of_search = {"solver", "time_limit", "memory", "objective"}
+    rest = {name: value for name, value in given.items() if name not in of_search}
+    rest["memories"] = () if isinstance(memory, int | None) else tuple(memory)
+    return search_plan(**rest, asked=asked).ended.plan
 
 
 class Search(NamedTuple):
@@ -195,7 +190,7 @@ def search_plan(
     batch: int | None = None,
     dp: DataParallel = "ddp",
     gpus_per_host: int | None = None,
-    speeds: Sequence[float] = (),
+    speeds: Sequence[float] | None = None,
     memories: Sequence[int] = (),
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
@@ -215,7 +210,8 @@ def search_plan(
     how["until"] = time.monotonic() + asked.left
     if cluster is None:
         sharing = prepare_shares(
-            model, tp, mesh=mesh, batch=batch, dp=dp, gpus_per_host=gpus_per_host, speeds=speeds,
+            model, tp, mesh=mesh, batch=batch, dp=dp, gpus_per_host=gpus_per_host,
+            speeds=speeds or (),
             memories=memories, **how,
         )  # fmt: skip
         task = sharing(None)

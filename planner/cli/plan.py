@@ -195,7 +195,7 @@ def plan(
             mesh=parse_mesh(mesh) if mesh else None, cluster=cluster,
             gpus_per_host=None if cluster else gpus_per_host, device=device,
             memories=memory if isinstance(memory, tuple) else (),
-            speeds=(speeds,) if isinstance(speeds, int | float) else speeds or (),
+            speeds=(speeds,) if isinstance(speeds, int | float) else speeds,
             dtype=getattr(torch, dtype) if dtype else None, pins=gather(pins, pin_file),
             tp_plan=named if follow else None, dump=dump, write_model=write_model,
             **workload, **with_inputs(how),
