@@ -17,7 +17,6 @@ from math import prod
 from shardwright.planner.graph.graph import Graph, Op, Slot
 from shardwright.rules.notation import ONE, Dims, Expr, Rule, letters
 from shardwright.rules.notation import Concat as ConcatExpr
-from shardwright.rules.notation import Product as ProductExpr
 from shardwright.rules.registry import rule_for
 
 ATOM, PRODUCT, CONCAT = "atom", "product", "concat"
@@ -390,23 +389,18 @@ def _bind(op: Op, rule: Rule, out: Axes) -> None:
             if expr == ONE or dim.size <= 1:
                 continue
             try:
-                _unify_expr(dim, expr, axes)
+                if isinstance(expr, ConcatExpr):
+                    parts = [_build(t, axes) for t in expr.terms]
+                    places = split_concat(dim, [p.size for p in parts])
+                    for part, term in zip(places, parts, strict=True):
+                        unify(part, term)
+                else:
+                    unify(dim, _build(expr, axes))
             except NoCommonRefinement as conflict:
                 out.conflicts.append((op, str(conflict)))
                 for root in [dim, *(axes[a] for a in letters(expr))]:
                     for atom in [find(root), *atoms_of(root)]:
                         atom.unshardable = True
-
-
-def _unify_expr(dim: Dim, expr: Expr, axes: dict[str, Dim]) -> None:
-    if isinstance(expr, str):
-        unify(dim, axes[expr])
-    elif isinstance(expr, ProductExpr):
-        unify(dim, _build(expr, axes))
-    else:
-        parts = [_build(t, axes) for t in expr.terms]
-        for part, term in zip(split_concat(dim, [p.size for p in parts]), parts, strict=True):
-            unify(part, term)
 
 
 def _build(expr: Expr, axes: dict[str, Dim]) -> Dim:

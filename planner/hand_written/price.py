@@ -73,7 +73,8 @@ def _predicted(task: Task, rules: Rules, earlier: Formulation | None) -> Predict
         UsageError: a style is unknown.
         InfeasibleError: no solution remains.
     """
-    return predicted(task, solve(task, of_table(task, rules, earlier), FREE))
+    found = solve(task, of_table(task, rules, earlier), FREE)
+    return predicted(task, found.layouts, found.unfolded)
 
 
 def of_table(task: Task, rules: Rules, earlier: Formulation | None = None) -> Formulation:

@@ -25,7 +25,7 @@ from shardwright.planner.search.solution import (
     Solution,
     SolverOptions,
     possible,
-    predicted_of,
+    predicted,
     solve,
 )
 from shardwright.planner.search.task import Task
@@ -74,7 +74,7 @@ def least_time(now: SearchState) -> int | None:
     over, most = kept.outcome, sum(kept.task.recomputable.values())
     assert isinstance(over, OverMemory), "otherwise no block is computed again"
     there = unfolded(kept.task, found.layouts, kept.formulation.costs)
-    before, after = predicted_of(kept.task, found.layouts, there), found.unfolded
+    before, after = predicted(kept.task, found.layouts, there), found.unfolded
     assert before.memory is not None, "new predictions have it"
     of_block = max((before.memory.total - after.memory.total) // most, 1)
     fewest = min(max(ceil((over.least - over.budget) / of_block), 1), most)

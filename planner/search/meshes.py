@@ -210,7 +210,10 @@ def _choice(now: SearchState) -> MeshChoice:
     if isinstance(found, InfeasibleError):
         return of.model_copy(update={"why": str(found)})
     assert isinstance(found, (Solution, Plan)), "a search without an outcome"
-    cost = found.predicted if isinstance(found, Plan) else predicted(task, found)
+    if isinstance(found, Plan):
+        cost = found.predicted
+    else:
+        cost = predicted(task, found.layouts, found.unfolded)
     assert cost.memory is not None, "new predictions have it"
     figures = {"memory": cost.memory.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
     over = now.error_on_device

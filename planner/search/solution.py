@@ -134,12 +134,7 @@ class Solution:
         return reported(replace(self.optimum, proven=lambda: False), "backtracking")
 
 
-def predicted(task: Task, solution: Solution) -> Prediction:
-    """Return the predicted cost of a solution per rank."""
-    return predicted_of(task, solution.layouts, solution.unfolded)
-
-
-def predicted_of(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
+def predicted(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
     """Return the predicted cost of layouts per rank; `there` has the same on the unfolded graph."""
     held = there.memory, there.memory_by_rank
     return prediction(layouts, there.bill, *held, task.ranks(layouts.states))

@@ -221,17 +221,12 @@ def _is_feature(graph: Graph, name: str, dim: int) -> bool:
 
 def _ruled(graph: Graph) -> list[Any]:
     """Return the ops in order: what they are, their operands, and their rules without sizes."""
-    return [
-        (op.module, op.traced_call, op.call.op, op.inputs, "" if _cuts(op) else _rule(op))
-        for op in graph.ops
-    ]
-
-
-def _cuts(op: Op) -> bool:
-    return op.call.op in ("slice", "select", "slice_scatter", "select_scatter")
+    return [(op.module, op.traced_call, op.call.op, op.inputs, _rule(op)) for op in graph.ops]
 
 
 def _rule(op: Op) -> str:
+    if op.call.op in ("slice", "select", "slice_scatter", "select_scatter"):
+        return ""
     # The rule of `cat` leaves out what is empty, as what was before the first step is.
     return f"along {_along(op)}" if op.call.op == "cat" else str(rule_for(op.call))
 

@@ -69,17 +69,15 @@ class HookLeaks:
             found = hook(module, *shown)
             made = [x for one in self._calls()[first:] for x in tensors_in(one.result)]
             self._within |= {*range(first, len(self._calls()))}
-            given_back = [*tree_leaves(found), *(self._held() if made else ())]
+            modules = self._root.modules() if made else ()
+            stores = (store for m in modules for store in (m._parameters, m._buffers))
+            given_back = [*tree_leaves(found), *(x for store in stores for x in store.values())]
             made += [inner(x) for x in tree_leaves(shown) if isinstance(x, Tensor)]
             others = {id(inner(x)) for x in given_back if isinstance(x, Tensor)}
             self._own |= {id(x): x for x in made if id(x) not in others}
             return found
 
         return call
-
-    def _held(self) -> Iterator[Tensor | None]:
-        for module in self._root.modules():
-            yield from (*module._parameters.values(), *module._buffers.values())
 
 
 def _alias(value: Any) -> Any:
