@@ -161,6 +161,7 @@ def plan(
     of_search = {"solver", "time_limit", "memory", "objective"}
     rest = {name: value for name, value in given.items() if name not in of_search}
     rest["memories"] = () if isinstance(memory, int | None) else tuple(memory)
+    rest["speeds"] = speeds or ()
     return search_plan(**rest, asked=asked).ended.plan
 
 
@@ -185,21 +186,15 @@ def search_plan(
     tp: int | None,
     asked: SolverOptions,
     *,
-    mesh: Mapping[str, int] | None = None,
     cluster: Cluster | None = None,
-    batch: int | None = None,
-    dp: DataParallel = "ddp",
-    gpus_per_host: int | None = None,
-    speeds: Sequence[float] | None = None,
-    memories: Sequence[int] = (),
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
     **how: Any,
 ) -> Search:
     """Read and trace a model, and search its plan.
 
-    The arguments are as for `plan`; `memories` are those of the ranks, if they differ. `how` holds
-    the other arguments of `read`. With a cluster, both kinds of `dp` are compared.
+    The arguments are as for `plan`. `how` holds those of `prepare_shares`. With a cluster, both
+    kinds of `dp` are compared.
 
     Raises:
         UsageError, ModelError, InfeasibleError, SolverError: as `plan`.
@@ -209,18 +204,15 @@ def search_plan(
     asked = replace(asked, solver=solver)
     how["until"] = time.monotonic() + asked.left
     if cluster is None:
-        sharing = prepare_shares(
-            model, tp, mesh=mesh, batch=batch, dp=dp, gpus_per_host=gpus_per_host,
-            speeds=speeds or (),
-            memories=memories, **how,
-        )  # fmt: skip
+        sharing = prepare_shares(model, tp, **how)
         task = sharing(None)
         refuse_other_dtype(model, how.get("dtype"), task.source.dtype)
         with dumping(dump, task, write_model) as tell:
             return Search(search_shares(task, sharing, asked, tell))
-    if (tp, mesh, gpus_per_host) != (None, None, None):
+    batch, _ = how.pop("batch", None), how.pop("dp", None)
+    if any(given is not None for given in (tp, how.pop("mesh"), how.pop("gpus_per_host"))):
         raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
-    if memories or speeds:
+    if how.pop("memories") or how.pop("speeds"):
         raise UsageError(
             "speeds, or a memory limit for each rank, cannot be combined with a cluster: give tp "
             "or mesh instead"

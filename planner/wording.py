@@ -157,13 +157,7 @@ def kind_in_words(calls: CollectiveCount) -> str:
     return calls.kind.replace("_", "-") + over
 
 
-HELD = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "cache": "KV cache",
-    "activations": "activations",
-}
+HELD = {name: name for name in Memory.model_fields} | {"cache": "KV cache"}
 """Names of the fields of `Memory`."""
 
 

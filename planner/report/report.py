@@ -47,10 +47,7 @@ def report(plan: Plan) -> RenderableType:
     if plan.opaque:
         ops = ", ".join(f"{op} ({n})" if n > 1 else op for op, n in plan.opaque.items())
         parts.append(Text(f"Ops without a rule, kept replicated: {ops}", style="yellow"))
-    spaced: list[RenderableType] = []
-    for part in parts:
-        spaced += [part, Text("")]
-    return Group(*spaced[:-1])
+    return tables.spaced(parts)
 
 
 def _summary(plan: Plan) -> RenderableType:

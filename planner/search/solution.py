@@ -92,9 +92,7 @@ class SolverOptions:
 
     def room(self, task: Task) -> int | None:
         """Return the bytes that a rank may hold; None for no limit."""
-        if self.may_be_over:
-            return device(task.workload.device).memory_bytes
-        return self.memory
+        return device(task.workload.device).memory_bytes if self.may_be_over else self.memory
 
 
 @dataclass(frozen=True, eq=False)

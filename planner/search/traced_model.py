@@ -57,11 +57,11 @@ def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trac
     if source is None:
         return found
     with suppress(ModelError, Unfoldable):
-        return _traced_again(found, source, pins, whole=not found.folding.stacks)
+        return _of_other_source(found, source, pins, whole=not found.folding.stacks)
     return found
 
 
-def _traced_again(
+def _of_other_source(
     found: _Trace, source: Source, pins: tuple[Pin, ...], ends: bool = False, whole: bool = True
 ) -> _Trace:
     """Return the trace of a source that differs little; blocks are folded only if they were.
@@ -283,7 +283,7 @@ class TracedModel:
         def computing(firsts: Mapping[str, int]) -> Task:
             again = workload.model_copy(update={"recomputed": dict(firsts)})
             source = replace(found.source, recomputed=firsts)
-            of = _traced_again(found, source, self.pins, task.sequence is not None)
+            of = _of_other_source(found, source, self.pins, task.sequence is not None)
             of = of if workload.spread == 1 else spread_experts(of, found)
             return self._of_trace(of, again, task.mesh, along)
 
