@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from shardwright.planner.contract.names import made_once, pattern
 from shardwright.planner.cost.cost import Costs
-from shardwright.planner.cost.redistribution import TransitionCost
+from shardwright.planner.cost.redistribution_costs import TransitionCost
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, crossed
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats

@@ -31,9 +31,9 @@ from shardwright.planner.contract.plan_file import (
     TracedCall,
 )
 from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.emit.compared_lengths import compared_lengths
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.lengths import compared_lengths
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters

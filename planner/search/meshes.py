@@ -20,14 +20,8 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import (
-    FITTING,
-    SETTLING,
-    Tell,
-    climb,
-    least_time,
-    search,
-)
+from shardwright.planner.search.ladder import FITTING, SETTLING, Tell, climb, search
+from shardwright.planner.search.recomputed_blocks import least_time
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task

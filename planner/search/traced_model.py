@@ -17,7 +17,7 @@ from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
-from shardwright.planner.emit.lengths import keep_beside_unguarded, undecided_lengths
+from shardwright.planner.emit.compared_lengths import keep_beside_unguarded, undecided_lengths
 from shardwright.planner.experts.mixtures import find_mixtures, marked
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import Axes, refine

@@ -17,7 +17,7 @@ from shardwright.planner.contract.plan_figures import Phase
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass
-from shardwright.planner.cost.redistribution import Traffic
+from shardwright.planner.cost.redistribution_costs import Traffic
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.op_strategies import Strategy
 from shardwright.planner.strategies.states import States

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.planner.trace.data_queries.model_code import torch_goes_on
-from shardwright.planner.trace.record.arguments import mapped, tensors_in
+from shardwright.planner.trace.record.op_tensors import mapped, tensors_in
 
 MAX_ELEMENTS = 1 << 16
 """Values of results with this many elements or more are not kept, unless operands have as many."""

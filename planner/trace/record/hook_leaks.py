@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.record import Call
 from shardwright.runtime.boundary.hooks import is_trusted
 

@@ -24,7 +24,7 @@ from shardwright.planner.graph.graph import (
 )
 from shardwright.planner.trace.data_queries.conditional_regions import SAME
 from shardwright.planner.trace.record import boundaries
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recorder import seen_by
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, reads_of

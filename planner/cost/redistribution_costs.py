@@ -29,11 +29,11 @@ from shardwright.planner.contract.transitions import (
 )
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.recomputation import Recomputation
-from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.cost.tensor_sizes import TensorSizes
 from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
 from shardwright.planner.graph.graph import Boundary, Graph, once_a_graph
-from shardwright.planner.strategies.redistribute import MaskStep, steps, without
+from shardwright.planner.strategies.mask_steps import MaskStep, steps, without
 from shardwright.planner.strategies.state import State, cut_of, made_partial
 from shardwright.planner.strategies.states import States
 
