@@ -152,21 +152,17 @@ def plan(
             reason).
         SolverError: the solver is missing or found nothing in time.
     """
-    check_types(locals())
+    given = dict(locals())
+    check_types(given)
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     least = memory if isinstance(memory, int | None) else None
-    return search_plan(
-        model, tp, SolverOptions(solver, time_limit, least, objective, time.monotonic()),
-        mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
-        memories=() if isinstance(memory, int | None) else tuple(memory), speeds=speeds or (),
-        gpus_per_host=gpus_per_host, cluster=cluster, pins=pins, phase=phase, tp_plan=tp_plan,
-        sequence_parallel=sequence_parallel, recompute=recompute,
-        continuous_batching=continuous_batching, optimizer_bytes=optimizer_bytes,
-        expert_imbalance=expert_imbalance, dp=dp, dump=dump, write_model=write_model,
-        dequantize=dequantize, trust_remote_code=trust_remote_code, revision=revision,
-        cache_dir=cache_dir, local_files_only=local_files_only, token=token, subfolder=subfolder,
-    ).ended.plan  # fmt: skip
+    asked = SolverOptions(solver, time_limit, least, objective, time.monotonic())
+    of_search = {"solver", "time_limit", "memory", "objective"}
+    rest = {name: value for name, value in given.items() if name not in of_search}
+    rest["memories"] = () if isinstance(memory, int | None) else tuple(memory)
+    rest["speeds"] = speeds or ()
+    return search_plan(**rest, asked=asked).ended.plan
 
 
 class Search(NamedTuple):
@@ -190,21 +186,15 @@ def search_plan(
     tp: int | None,
     asked: SolverOptions,
     *,
-    mesh: Mapping[str, int] | None = None,
     cluster: Cluster | None = None,
-    batch: int | None = None,
-    dp: DataParallel = "ddp",
-    gpus_per_host: int | None = None,
-    speeds: Sequence[float] = (),
-    memories: Sequence[int] = (),
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
     **how: Any,
 ) -> Search:
     """Read and trace a model, and search its plan.
 
-    The arguments are as for `plan`; `memories` are those of the ranks, if they differ. `how` holds
-    the other arguments of `read`. With a cluster, both kinds of `dp` are compared.
+    The arguments are as for `plan`. `how` holds those of `prepare_shares`. With a cluster, both
+    kinds of `dp` are compared.
 
     Raises:
         UsageError, ModelError, InfeasibleError, SolverError: as `plan`.
@@ -214,17 +204,15 @@ def search_plan(
     asked = replace(asked, solver=solver)
     how["until"] = time.monotonic() + asked.left
     if cluster is None:
-        sharing = prepare_shares(
-            model, tp, mesh=mesh, batch=batch, dp=dp, gpus_per_host=gpus_per_host, speeds=speeds,
-            memories=memories, **how,
-        )  # fmt: skip
+        sharing = prepare_shares(model, tp, **how)
         task = sharing(None)
         refuse_other_dtype(model, how.get("dtype"), task.source.dtype)
         with dumping(dump, task, write_model) as tell:
             return Search(search_shares(task, sharing, asked, tell))
-    if (tp, mesh, gpus_per_host) != (None, None, None):
+    batch, _ = how.pop("batch", None), how.pop("dp", None)
+    if any(given is not None for given in (tp, how.pop("mesh"), how.pop("gpus_per_host"))):
         raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
-    if memories or speeds:
+    if how.pop("memories") or how.pop("speeds"):
         raise UsageError(
             "speeds, or a memory limit for each rank, cannot be combined with a cluster: give tp "
             "or mesh instead"

@@ -155,7 +155,9 @@ def other_searches(ended: SearchState, meshes: Sequence[SearchState]) -> Iterato
     ways = (pins for _, pins in sorted(found, key=lambda each: each[0]))
     known = [plan]
     for now in chain(meshes, (_pinned(ended, pins) for pins in ways)):
-        if now is not None and not any(_alike(now.plan, one) for one in known):
+        if now is None:
+            continue
+        if not any((now.plan.mesh, now.plan.modules) == (p.mesh, p.modules) for p in known):
             known.append(now.plan)
             yield now
 
@@ -167,10 +169,6 @@ def _pinned(ended: SearchState, pins: Mapping[str, str]) -> SearchState | None:
     except SolverError:
         return None
     return None if isinstance(now.outcome, InfeasibleError) else now
-
-
-def _alike(one: Plan, other: Plan) -> bool:
-    return (one.mesh, one.modules) == (other.mesh, other.modules)
 
 
 def _timed(

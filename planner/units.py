@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
-UNITS = {
-    "": 1, "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 
 def parse_bytes(text: str) -> int:
@@ -17,33 +13,34 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text is not a positive size.
     """
-    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*", text)
-    unit = UNITS.get(found[2].lower()) if found else None
-    size = int(float(found[1]) * unit) if found and unit and "." in found[1] else None
-    if found and unit and size is None:
-        size = int(found[1]) * unit
-    if not size:
+    try:
+        given = int(text) if text.isdecimal() else text  # exact, however large
+        size = TypeAdapter(ByteSize).validate_python(given)
+    except ValidationError:
+        size = 0
+    if not 0 < size < 2**63:
         raise ValueError(
             f"'{text:.60}' is not a size: write it as 24GiB, 24GB, 500MB or plain bytes"
         )
-    return size
+    return int(size)
 
 
 def human_bytes(size: int) -> str:
     """Format `size` in the largest binary unit that leaves at least 1: `13.4 GiB`."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if round(value, 1) < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+    return _in_words(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def human_time(nanoseconds: int) -> str:
     """Format `nanoseconds` in the largest unit that leaves at least 1: `48.4 us`."""
-    value, unit = float(nanoseconds), "ns"
-    for larger in ("us", "ms", "s"):
-        if round(value, 1) < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{nanoseconds} ns" if unit == "ns" else f"{value:.1f} {unit}"
+    return _in_words(nanoseconds, 1000, ("ns", "us", "ms", "s"))
+
+
+def _in_words(number: int, step: int, units: Sequence[str]) -> str:
+    """Format a number in the largest unit that leaves at least 1; each is `step` of the one before.
+
+    A number of the smallest unit is written without decimals.
+    """
+    value, at = float(number), 0
+    while round(value, 1) >= step and at < len(units) - 1:
+        value, at = value / step, at + 1
+    return f"{value:.1f} {units[at]}" if at else f"{number} {units[0]}"

@@ -21,7 +21,7 @@ from shardwright.planner.contract.plan_figures import (
     Workload,
 )
 from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistribution
-from shardwright.planner.contract.redistribute import steps
+from shardwright.planner.contract.redistribution_steps import steps
 from shardwright.planner.contract.styles import style_of
 from shardwright.planner.units import human_bytes, human_time
 
@@ -157,13 +157,7 @@ def kind_in_words(calls: CollectiveCount) -> str:
     return calls.kind.replace("_", "-") + over
 
 
-HELD = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "cache": "KV cache",
-    "activations": "activations",
-}
+HELD = {name: name for name in Memory.model_fields} | {"cache": "KV cache"}
 """Names of the fields of `Memory`."""
 
 

@@ -15,6 +15,8 @@ from torch import nn
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.report import tables
+from shardwright.planner.report.report import report
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trace_runs import trace_runs
@@ -44,6 +46,11 @@ class Once:
         for case in self.cases:
             if case not in self.plans:
                 self.plans[case] = self.make(*case)
+
+
+def as_text(plan: Plan) -> str:
+    """Return what `shardwright show` prints where there is no terminal."""
+    return tables.plain(report(plan))
 
 
 ASKED = SolverOptions(objective="memory")

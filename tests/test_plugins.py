@@ -18,7 +18,6 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.contract.styles import style_of
 from shardwright.planner.devices import device
 from shardwright.planner.exports import exports
-from shardwright.planner.report.report import to_text
 from shardwright.rules import added
 from shardwright.rules.call import OpCall
 from shardwright.rules.testing import check_rule
@@ -27,6 +26,7 @@ from shardwright.runtime.modules.layers import apply_module
 from tests import planning
 from tests.cli.conftest import model, run  # noqa: F401 fixtures
 from tests.planner.equal import assert_equal, features, planned
+from tests.planning import as_text
 
 PACKAGE = Path(__file__).parent / "plugin_package"
 
@@ -95,7 +95,7 @@ def test_rule_and_layer_style_of_a_package(installed, phase: str) -> None:
     gate = plan.modules["1"]
     assert gate.layer == "shardwright-example:ParallelGate"
     assert gate.parameters["weight"].placement == "16@tp"
-    assert "channels 16@tp" in to_text(plan)
+    assert "channels 16@tp" in as_text(plan)
     assert_equal(gated_mlp(installed), features(8), plan)
 
 
@@ -125,7 +125,7 @@ def test_a_plan_says_which_package_its_style_is_of(installed, monkeypatch, tmp_p
     plan.save(tmp_path / "plan.json")
     monkeypatch.undo()  # on a machine without it
     plan = Plan.load(tmp_path / "plan.json")
-    assert "part 16@tp" in to_text(plan)
+    assert "part 16@tp" in as_text(plan)
     with pytest.raises(PlanError) as error:
         assert_equal(gated_mlp(installed), features(8), plan)
     assert str(error.value) == (

@@ -10,7 +10,7 @@ included, without tracing it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -353,24 +353,14 @@ def _behind(name: str, segment: Segment, row: Sequence[Segment]) -> bool:
 def _same(a: Item, b: Item, one: Segment, other: Segment) -> bool:
     if a.module.removeprefix(one.module) != b.module.removeprefix(other.module):
         return False
-    if a.traced_call != b.traced_call:
+    if type(a) is not type(b) or a.traced_call != b.traced_call:
         return False
-    if isinstance(a, Boundary) or isinstance(b, Boundary):
-        return (
-            isinstance(a, Boundary)
-            and isinstance(b, Boundary)
-            and (a.side, a.slot, a.has_parameters) == (b.side, b.slot, b.has_parameters)
-        )
+    if isinstance(a, Boundary) and isinstance(b, Boundary):
+        return (a.side, a.slot, a.has_parameters) == (b.side, b.slot, b.has_parameters)
+    assert isinstance(a, Op) and isinstance(b, Op), "an item is one of both"
     if a.literals != b.literals or len(a.inputs) != len(b.inputs):
         return False
     x, y = a.call, b.call
     if x == y:
         return True
-    alike = (x.op, x.operands, x.results, x.operand_dtypes, x.result_dtypes) == (
-        y.op,
-        y.operands,
-        y.results,
-        y.operand_dtypes,
-        y.result_dtypes,
-    )
-    return alike and rule_for(x) == rule_for(y)
+    return replace(x, arguments={}) == replace(y, arguments={}) and rule_for(x) == rule_for(y)

@@ -12,7 +12,6 @@ from shardwright.planner.cli.console import compact, working
 from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, reads_model, with_inputs, write
 
 if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.on_ranks.numeric import Difference
 
 
@@ -75,7 +74,9 @@ def check(
     ok = True
     if numeric:
         with working(f"running {found.plan.world_size} ranks on CPU"):
-            compared = _numeric(found.plan, model, layers, dtype, how)
+            from shardwright.planner.on_ranks.numeric import compare
+
+            compared = compare(found.plan, model, layers, dtype, **how)
         ok = compared.ok
         report["numeric"] = {**asdict(compared), "ok": ok}
         tell(_numeric_in_words(compared, layers is not None))
@@ -95,16 +96,6 @@ def check(
             "the split model differs from the unsplit one by more than "
             f"{report['numeric']['tolerance']:g} ({doubt})"
         )
-
-
-def _numeric(
-    plan: Plan, model: str, layers: int | None, dtype: str, how: dict[str, Any]
-) -> Difference:
-    import torch
-
-    from shardwright.planner.on_ranks.numeric import compare
-
-    return compare(plan, model, layers, getattr(torch, dtype), **how)
 
 
 def _numeric_in_words(found: Difference, anew: bool) -> str:

@@ -231,7 +231,10 @@ def plan(
         say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
     if html is not None and not (as_json or quiet):
         say(f"Wrote {html}: open it in a browser")
-    refuse_misfit(result)
+    from shardwright.planner.report.fit import misfit
+
+    if text := misfit(result):
+        raise InfeasibleError(text)
 
 
 def cluster_of(
@@ -298,11 +301,3 @@ def warn(result: Plan, module: nn.Module) -> None:
     if result.opaque:
         ops = ", ".join(result.opaque)
         say(f"Warning: ops without a rule; the tensors at them stay replicated: {ops}")
-
-
-def refuse_misfit(result: Plan) -> None:
-    """End with an error if the plan does not fit its device."""
-    from shardwright.planner.report.fit import misfit
-
-    if text := misfit(result):
-        raise InfeasibleError(text)

@@ -21,7 +21,7 @@ from shardwright.planner.contract.dims import (
     experts_of_ranks,
     pieces,
 )
-from shardwright.planner.contract.lengths import parsed
+from shardwright.planner.contract.length_comparisons import parsed
 from shardwright.planner.contract.mesh import (
     CP,
     EP,
@@ -38,7 +38,7 @@ from shardwright.planner.contract.names import is_within, lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_figures import LARGEST
-from shardwright.planner.contract.redistribute import side, steps
+from shardwright.planner.contract.redistribution_steps import side, steps
 from shardwright.planner.contract.styles import UNCHANGED
 
 if TYPE_CHECKING:

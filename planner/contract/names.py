@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -142,6 +142,13 @@ def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     for key, value in pairs:
         out.setdefault(key, []).append(value)
     return out
+
+
+def made_once(table: dict[K, T], key: K, make: Callable[[], T]) -> T:
+    """Return the entry of a table. An entry that is missing is made first."""
+    if key not in table:
+        table[key] = make()
+    return table[key]
 
 
 def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:

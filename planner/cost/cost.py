@@ -12,9 +12,9 @@ from functools import cached_property
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
 from shardwright.planner.cost.recomputation import recomputation
-from shardwright.planner.cost.redistribution import RedistributionCosts
+from shardwright.planner.cost.redistribution_costs import RedistributionCosts
 from shardwright.planner.cost.roofline import OpCosts
-from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.cost.tensor_sizes import TensorSizes
 from shardwright.planner.devices.device import device
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph

@@ -13,8 +13,8 @@ from functools import cached_property
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass, own_batch
 from shardwright.planner.cost.recomputation import Recomputation
-from shardwright.planner.cost.redistribution import edges
-from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.cost.redistribution_costs import edges
+from shardwright.planner.cost.tensor_sizes import TensorSizes
 from shardwright.planner.graph.graph import Graph, once_a_graph
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.state import State

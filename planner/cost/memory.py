@@ -74,11 +74,11 @@ def gathered(costs: Costs, assignment: Assignment) -> int:
 
 def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
     """Yield (source, target) of the redistributions without a collective forward."""
-    inner = costs.redistributions.inner
-    for before, source, target in costs.redistributions.edges:
-        traffic, _ = inner(source, assignment[before], assignment[source], assignment[target])
+    for edge in costs.redistributions.edges:
+        before, source, target = map(assignment.__getitem__, edge)
+        traffic = costs.redistributions.inner(edge[1], before, source, target)
         if traffic is None or not traffic.forward:
-            yield source, target
+            yield edge[1:]
 
 
 def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from shardwright.planner.contract.names import first_block
+from shardwright.planner.contract.names import first_block, made_once
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
 from shardwright.planner.graph.graph import (
     Boundary,
@@ -18,7 +18,6 @@ from shardwright.planner.graph.graph import (
     Item,
     Op,
     made_by,
-    once_a_graph,
     taken_by,
 )
 
@@ -38,9 +37,7 @@ class Recomputation:
 
     def block(self, module: str) -> str:
         """Return the path of the block that is computed again and has `module`; "" if none."""
-        if module not in self._of:
-            self._of[module] = first_block(module, self.blocks)
-        return self._of[module]
+        return made_once(self._of, module, lambda: first_block(module, self.blocks))
 
     def _around(self, item: Item) -> str:
         """Return the block that an item runs in; what enters or leaves a block is outside of it."""
@@ -92,21 +89,14 @@ class Recomputation:
     def _until_last_saved(self, items: list[Item]) -> Iterator[str]:
         saved = [{*self._saved.of(item)} if isinstance(item, Op) else set[str]() for item in items]
         last = max((i for i, names in enumerate(saved) if names), default=-1)
+        used = {use.used for use in self.graph.uses}
         for i, item in enumerate(items[: last + 1]):
-            yield from (n for n in taken_by(item) if n in self._used)
+            yield from (n for n in taken_by(item) if n in used)
             if i < last or not saved[i].isdisjoint(made_by(item)):
                 yield from made_by(item)
-
-    @cached_property
-    def _used(self) -> frozenset[str]:
-        return frozenset(use.used for use in self.graph.uses)
 
 
 def recomputation(graph: Graph, blocks: Mapping[str, int]) -> Recomputation:
     """Return the recomputation of a graph; arguments as for the class."""
-    return _found(graph, *blocks.items())
-
-
-@once_a_graph
-def _found(graph: Graph, *blocks: tuple[str, int]) -> Recomputation:
-    return Recomputation(graph, dict(blocks))
+    at = Recomputation, *blocks.items()
+    return made_once(graph.found, at, lambda: Recomputation(graph, blocks))

@@ -13,7 +13,7 @@ from math import prod
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.recomputation import Recomputation
-from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.cost.tensor_sizes import TensorSizes
 from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION

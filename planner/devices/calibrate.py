@@ -59,9 +59,7 @@ def effort(device: torch.device, quick: bool) -> Effort:
     """Return what a device can measure in half a minute, or less with `quick`."""
     if quick:
         return Effort(2**18, 128, 2)
-    if device.type == "cuda":
-        return Effort(2**26, 8192, 20)
-    return Effort(2**24, 1024, 60)
+    return Effort(2**26, 8192, 20) if device.type == "cuda" else Effort(2**24, 1024, 60)
 
 
 def start() -> torch.device:

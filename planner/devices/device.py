@@ -187,7 +187,7 @@ def device(name: str) -> Device:
     if name.endswith(".json"):
         return read(Path(name))
     if name in _own():
-        return _read_own(name)
+        return _own()[name]
     found = plugins.load("devices", name)
     if found is None:
         raise UsageError(
@@ -224,13 +224,8 @@ def ranks_on_a_host(name: str, ranks: int, asked: int | None = None) -> int | No
 
 
 @cache
-def _own() -> dict[str, Path]:
-    return {path.stem: path for path in FOLDER.glob("*.json")}
-
-
-@cache
-def _read_own(name: str) -> Device:
-    return read(_own()[name])
+def _own() -> dict[str, Device]:
+    return {path.stem: read(path) for path in FOLDER.glob("*.json")}
 
 
 def read(path: Path) -> Device:

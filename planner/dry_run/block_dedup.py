@@ -8,9 +8,10 @@ no calls are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -65,9 +66,6 @@ class DeduplicatedBlocks:
     def watch(self, root: nn.Module) -> None:
         """Do as `put_in`, and make the indices of blocks record whether code reads them."""
         self.put_in(root)
-        self._put_numbers_in(root)
-
-    def _put_numbers_in(self, root: nn.Module) -> None:
         for stack in self.stacks:
             for block in root.get_submodule(stack.path).children():
                 for path, name, _ in stack.counters:
@@ -143,20 +141,6 @@ def duplicate_blocks(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.M
     return found
 
 
-@dataclass(frozen=True)
-class GivenBack:
-    """An output that is the input at position `place`."""
-
-    place: int
-
-
-@dataclass(frozen=True)
-class NewTensor:
-    """An output tensor, as a function that makes one like it."""
-
-    make: Callable[[], Tensor]
-
-
 def _can_give_again(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_can_give_again, value))
@@ -164,22 +148,23 @@ def _can_give_again(value: Any) -> bool:
 
 
 def _noted(given: Sequence[Any], value: Any) -> Any:
+    """Return an output of a call with the inputs `given`, as a function of those of a later call.
+
+    An output that is no tensor is returned as it is.
+    """
     if not isinstance(value, Tensor):
         return value
-    place = next((i for i, v in enumerate(given) if v is value), None)
-    if place is not None:
-        return GivenBack(place)
+    for place, one in enumerate(given):
+        if one is value:
+            return itemgetter(place)
     how: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-    return NewTensor(partial(torch.empty_strided, value.shape, value.stride(), **how))
+    make = partial(torch.empty_strided, value.shape, value.stride(), **how)
+    return lambda _: make()
 
 
 def _again(given: Sequence[Any], value: Any) -> Any:
-    if isinstance(value, GivenBack):
-        return given[value.place]
-    if isinstance(value, NewTensor):
-        with torch._C.DisableTorchFunction():  # not a call of the model's code
-            return value.make()
-    return value
+    with torch._C.DisableTorchFunction():  # not a call of the model's code
+        return value(given) if callable(value) else value
 
 
 Between = tuple[str, int, tuple[Call, ...], int]

@@ -60,7 +60,8 @@ def of_module(
     graph, states, assignment = layouts.graph, layouts.states, layouts.assignment
     if states.sequence and (along := _along(graph, layouts, module)):
         return Conflict(along, text)
-    names = _tensors_in(graph, module)
+    inside = (op for op in graph.ops if not module or is_within(op.module, module))
+    names = {name for op in inside for name in (*op.inputs, *op.outputs)}
     if split := frozenset((n, assignment[n].shards) for n in names if assignment[n].shards):
         if any(conflict.module == module for conflict in earlier):
             split = frozenset((n, s) for n in names for s in states.splits(n))
@@ -77,24 +78,10 @@ def _along(graph: Graph, layouts: Layouts, module: str) -> Splits:
     """
     sequence = layouts.states.sequence
     assert sequence is not None
-    names = {
-        name
-        for op in graph.ops
-        if pattern(op.module) == pattern(module)
-        for name in (*op.inputs, *op.outputs)
-    }
+    alike = (op for op in graph.ops if pattern(op.module) == pattern(module))
+    names = {name for op in alike for name in (*op.inputs, *op.outputs)}
     found = {(n, layouts.assignment[n].shards) for n in names - sequence.handed.keys()}
     return frozenset((n, shards) for n, shards in found if sequence.splits(shards))
-
-
-def _tensors_in(graph: Graph, module: str) -> set[str]:
-    """Return the tensors that ops in `module` and its submodules read or make."""
-    return {
-        name
-        for op in graph.ops
-        if not module or is_within(op.module, module)
-        for name in (*op.inputs, *op.outputs)
-    }
 
 
 def _gathered(graph: Graph, layouts: Layouts, names: set[str]) -> Splits:

@@ -191,14 +191,12 @@ def _solve(
     coords: Sequence[Coords],
     reads: Sequence[Reads],
 ) -> dict[Key, Dim]:
-    keys: dict[Key, int] = {}
-    for size, _ in targets:
-        keys |= _values(size.expression)
+    values = [_values(size.expression) for size, _ in targets]
     options: dict[Key, list[Dim]] = {}
-    for key, value in keys.items():
+    for key, value in {k: v for each in values for k, v in each.items()}.items():
         split = [] if key in pinned else _candidates(value, [t for _, t in targets])
         options[key] = [Atom(value), *split]
-    names = [_values(size.expression).keys() for size, _ in targets]
+    names = [each.keys() for each in values]
     attempt: dict[Key, Dim] = {}
     deepest = 0
 

@@ -8,8 +8,8 @@ from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import Axes, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.problem.names import dim_text
 from shardwright.planner.problem.pins import as_table
+from shardwright.planner.problem.readable_names import dim_text
 from shardwright.planner.search.search_state import Attempt
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.obstacles import place

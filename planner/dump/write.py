@@ -10,12 +10,12 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.conflict import Conflict
-from shardwright.planner.dump.graph import graph_text
+from shardwright.planner.dump.graph_text import graph_text
 from shardwright.planner.dump.text import axes_text, decisions_text, states_text
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.problem.names import axis_names
 from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import Optimum
+from shardwright.planner.problem.readable_names import axis_names
 from shardwright.planner.search.ladder import Tell
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.search_state import Attempt, SearchState, attempted

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from shardwright.planner.contract.plan_figures import CollectiveCount, Phase
-from shardwright.planner.cost.redistribution import Traffic
+from shardwright.planner.cost.redistribution_costs import Traffic
 from shardwright.planner.devices.device import Device
 from shardwright.planner.emit.elements import Elements
 from shardwright.planner.emit.prediction import tally

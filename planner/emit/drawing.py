@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from shardwright.planner.contract.names import is_within, pattern
+from shardwright.planner.contract.names import is_within, made_once, pattern
 from shardwright.planner.contract.plan_figures import CollectiveCount, DrawnBlock, DrawnItem, Phase
 from shardwright.planner.emit.attention_parts import parts
 from shardwright.planner.emit.cost_breakdown import Cost, CostBreakdown
@@ -121,9 +121,7 @@ class _Drawing:
     def _text(self, name: str) -> str:
         """Return the placement of a tensor as text. Copies share the object, which is cached."""
         placement = self.layouts.placement(name)
-        if id(placement) not in self._texts:
-            self._texts[id(placement)] = str(placement)
-        return self._texts[id(placement)]
+        return made_once(self._texts, id(placement), placement.__str__)
 
     def _join(
         self, number: int, element: Element, made: int | None, name: str, path: tuple[Boundary, ...]

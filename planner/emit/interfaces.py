@@ -16,7 +16,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import Placed
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.unused_gradients import UNKNOWN, UnusedGradients
-from shardwright.planner.graph.graph import Boundary, Slot
+from shardwright.planner.graph.graph import Slot
 from shardwright.planner.strategies.state import REPLICATED
 
 SIDES = ("in", "out")
@@ -98,7 +98,8 @@ def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str]]:
     for number, boundary in enumerate(graph.crossed):
         while waiting and waiting[0][0] <= number:
             yield waiting.popleft()[1:]
-        yield graph.slot(boundary), _inner(boundary)
+        inner = boundary.target if boundary.side == "in" else boundary.source
+        yield graph.slot(boundary), inner
     yield from (each[1:] for each in waiting)
 
 
@@ -125,10 +126,6 @@ def _calls(layouts: Layouts, modules: Collection[str]) -> dict[str, list[Call]]:
             calls.append({})
         calls[-1][slot] = name
     return found
-
-
-def _inner(boundary: Boundary) -> str:
-    return boundary.target if boundary.side == "in" else boundary.source
 
 
 def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placement], bool]:

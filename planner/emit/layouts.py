@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import simplify
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph
@@ -48,9 +49,7 @@ class Layouts:
         state = self.assignment[name] if state is None else state
         # copies of a block share their dims
         at = id(self.states.axes.dims[name]), state, stored, name in self.spread
-        if at not in self._placements:
-            self._placements[at] = self._placed(name, state, stored)
-        return self._placements[at]
+        return made_once(self._placements, at, lambda: self._placed(name, state, stored))
 
     def _placed(self, name: str, state: State, stored: bool) -> Placement:
         dims = []
@@ -102,9 +101,7 @@ class Layouts:
     def _dim(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
         dim = find(dim)
         at = (dim.id, cut, open_sizes)  # tensors share their dims
-        if at not in self._dims:
-            self._dims[at] = self._made(dim, cut, open_sizes)
-        return self._dims[at]
+        return made_once(self._dims, at, lambda: self._made(dim, cut, open_sizes))
 
     def _made(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
         mask, sub = mask_at(cut, dim.id), self.states.sub

@@ -130,15 +130,8 @@ def _dispatch(mixture: Mixture | None) -> Dispatch | None:
     """Return what a plan says of the tokens that travel."""
     if mixture is None:
         return None
-    return Dispatch(
-        tokens=mixture.tokens,
-        experts=mixture.experts,
-        weights=mixture.weights,
-        count=mixture.count,
-        columns=mixture.columns,
-        counts=mixture.counts,
-        width=mixture.given,
-    )
+    names = ("tokens", "experts", "weights", "count", "columns", "counts")
+    return Dispatch(**{name: getattr(mixture, name) for name in names}, width=mixture.given)
 
 
 def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:

@@ -62,12 +62,13 @@ def redistribution(
     if around and made_partial(ends[0], source):
         before, source = _path(boundary, around), ends[0]
     placed = layouts.along if boundary.side == ATTENDS else layouts.placement
+    by_axes = bool(source.shards) and layouts.length(source) is None  # not along the sequence
     return Redistribution(
         slot=boundary.slot,
         source=str(placed(boundary.source, source)),
         target=str(placed(boundary.target, target)),
         length=layouts.length(source, target),
-        deferred=boundary.target in layouts.graph.marks.logits and _split_by_axes(layouts, source),
+        deferred=boundary.target in layouts.graph.marks.logits and by_axes,
         before=before,
     )
 
@@ -76,8 +77,3 @@ def _path(boundary: Boundary, around: Boundary) -> str:
     """Return the slot of an enclosing module as seen from `boundary`: a dot for each level."""
     levels = boundary.module.removeprefix(around.module).count(".") + (not around.module)
     return "." * levels + around.slot
-
-
-def _split_by_axes(layouts: Layouts, state: State) -> bool:
-    """Whether a tensor is sharded, and not along the sequence."""
-    return bool(state.shards) and layouts.length(state) is None

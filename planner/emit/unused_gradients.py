@@ -8,6 +8,8 @@ If all of these agree, and the op works alike on each rank, this gradient has th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from operator import or_
 
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.emit.layouts import Layouts
@@ -102,9 +104,7 @@ class UnusedGradients:
         gradient of its part, and computes from it that of its part of the operand, or a term.
         """
         states = [self.assignment[n] for n in (*op.inputs, *op.outputs)]
-        split = 0
-        for state in states:
-            split |= mask_of(state.shards) | state.partial
+        split = reduce(or_, (mask_of(state.shards) | state.partial for state in states), 0)
         if split & ~self._covered(result):
             return frozenset({UNKNOWN} if self._found[operand] else ())
         parts = self._covered(operand) & split

@@ -15,8 +15,8 @@ Emitter = Callable[..., str | bytes]
 """`emit(plan, **options)` -> text or bytes. Raises UsageError for options that it does not know."""
 
 EMITTERS = {
-    "csv": "shardwright.planner.exports.parameters:as_csv",
-    "markdown": "shardwright.planner.exports.parameters:as_markdown",
+    "csv": "shardwright.planner.exports.parameter_table:as_csv",
+    "markdown": "shardwright.planner.exports.parameter_table:as_markdown",
     "pull-request": "shardwright.planner.exports.stock.pull_request:emit",
     "torch": "shardwright.planner.exports.stock.runtimes:to_torch",
     "transformers": "shardwright.planner.exports.stock.runtimes:to_transformers",

@@ -17,7 +17,6 @@ from math import prod
 from shardwright.planner.graph.graph import Graph, Op, Slot
 from shardwright.rules.notation import ONE, Dims, Expr, Rule, letters
 from shardwright.rules.notation import Concat as ConcatExpr
-from shardwright.rules.notation import Product as ProductExpr
 from shardwright.rules.registry import rule_for
 
 ATOM, PRODUCT, CONCAT = "atom", "product", "concat"
@@ -68,10 +67,7 @@ def leaves_of(dim: Dim) -> list[Dim]:
     dim = find(dim)
     if dim.kind == ATOM:
         return [dim]
-    out: list[Dim] = []
-    for child in dim.children:
-        out += leaves_of(child)
-    return out
+    return [leaf for child in dim.children for leaf in leaves_of(child)]
 
 
 def factors_of(dim: Dim) -> Iterator[Dim]:
@@ -246,9 +242,7 @@ def _refuse_short_shift(a: Dim, b: Dim) -> None:
 
     It would become that many equal terms: a sequence that is shifted by one, one for each token.
     """
-    places = dict[int, int]()
-    for term, place in _places(a):
-        places.setdefault(id(term), place)
+    places = {id(term): place for term, place in reversed([*_places(a)])}
     for term, place in _places(b):
         apart = abs(place - places.get(id(term), place))
         if 0 < apart * MAX_EQUAL_TERMS < term.size:
@@ -338,27 +332,27 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
     for name in graph.inputs:
         for at, dim in enumerate(out.dims[name]):
             dim.unshardable = (name, at) not in graph.marks.sized
-    bound: dict[tuple[str, ...], Op] = {}
+    first: dict[tuple[str, ...], Op] = {}
     for op in graph.ops:
-        like = bound.setdefault(tuple(map(graph.representative, (*op.inputs, *op.outputs))), op)
+        like = first.setdefault(tuple(map(graph.representative, (*op.inputs, *op.outputs))), op)
         if like is not op and like.call == op.call and like.name in out.rule_axes:
-            _copy(op, like, out)
+            _share_rule(op, like, out)
             continue
         rule = out.rules[op.name] = rule_for(op.call)
         if rule is not None:
-            _bind(op, rule, out)
+            _unify_with_rule(op, rule, out)
         else:
-            _follow(op, graph.inputs, out)
+            _unify_by_length(op, graph.inputs, out)
     return out
 
 
-def _copy(op: Op, like: Op, out: Axes) -> None:
+def _share_rule(op: Op, like: Op, out: Axes) -> None:
     """Give `op` of a folded block the rule and axes of `like`: their tensors share dims."""
     out.rules[op.name], out.rule_axes[op.name] = out.rules[like.name], out.rule_axes[like.name]
     out.conflicts += [(op, text) for of, text in out.conflicts if of is like]
 
 
-def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
+def _unify_by_length(op: Op, inputs: Sequence[str], out: Axes) -> None:
     """Unify outputs of an op without a rule with input dims of run-time size, by length."""
     given = (find(d) for name in (*op.inputs, *inputs) for d in out.dims[name])
     varying: dict[int, Dim] = {}
@@ -383,30 +377,25 @@ def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
                 unify(a, b)
 
 
-def _bind(op: Op, rule: Rule, out: Axes) -> None:
+def _unify_with_rule(op: Op, rule: Rule, out: Axes) -> None:
     axes = out.rule_axes[op.name] = {name: Dim(rule.sizes.get(name, 1)) for name in rule.axes()}
     for name, dims in out.sides(op):
         for dim, expr in zip(out.dims[name], dims, strict=True):
             if expr == ONE or dim.size <= 1:
                 continue
             try:
-                _unify_expr(dim, expr, axes)
+                if isinstance(expr, ConcatExpr):
+                    parts = [_build(t, axes) for t in expr.terms]
+                    places = split_concat(dim, [p.size for p in parts])
+                    for part, term in zip(places, parts, strict=True):
+                        unify(part, term)
+                else:
+                    unify(dim, _build(expr, axes))
             except NoCommonRefinement as conflict:
                 out.conflicts.append((op, str(conflict)))
                 for root in [dim, *(axes[a] for a in letters(expr))]:
                     for atom in [find(root), *atoms_of(root)]:
                         atom.unshardable = True
-
-
-def _unify_expr(dim: Dim, expr: Expr, axes: dict[str, Dim]) -> None:
-    if isinstance(expr, str):
-        unify(dim, axes[expr])
-    elif isinstance(expr, ProductExpr):
-        unify(dim, _build(expr, axes))
-    else:
-        parts = [_build(t, axes) for t in expr.terms]
-        for part, term in zip(split_concat(dim, [p.size for p in parts]), parts, strict=True):
-            unify(part, term)
 
 
 def _build(expr: Expr, axes: dict[str, Dim]) -> Dim:

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.marks import Marks
 from shardwright.rules.call import OpCall
 
@@ -392,8 +393,6 @@ def once_a_graph(
     @wraps(find)
     def known(graph: Graph, *args: P.args, **kwargs: P.kwargs) -> T:
         at = find, args, *kwargs.items()
-        if at not in graph.found:
-            graph.found[at] = find(graph, *args, **kwargs)
-        return graph.found[at]
+        return made_once(graph.found, at, lambda: find(graph, *args, **kwargs))
 
     return known

@@ -1,8 +1,8 @@
 """Keep the tensors whole of code that gets a length as a plain number.
 
 Where code compares a length, a call for which that comes out otherwise is refused
-(`emit/lengths.py`). Code may also compute `float(n)` or `len(x)`, and compare that unseen. What it
-then does for another length is right on whole tensors.
+(`emit/compared_lengths.py`). Code may also compute `float(n)` or `len(x)`, and compare that unseen.
+What it then does for another length is right on whole tensors.
 """
 
 from __future__ import annotations

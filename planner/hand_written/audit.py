@@ -34,7 +34,7 @@ from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.infeasible_core import Contradiction, in_words
 from shardwright.planner.problem.tp_plan import Rules, read
 from shardwright.planner.search.restrictions import Formulation
-from shardwright.planner.search.solution import predicted_of
+from shardwright.planner.search.solution import predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.try_plan import unmet_sizes
 from shardwright.planner.search.unfolded import unfolded
@@ -69,8 +69,9 @@ def audit(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
 
 
 def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
-    if name := _unlike_others(task, rules):
-        return Audited(OPEN, Fault(f"'{name}' has another style than in blocks like its own"))
+    for name, traced in task.traced_names.items():
+        if rules.modules.get(name) != rules.modules.get(traced):
+            return Audited(OPEN, Fault(f"'{name}' has another style than in blocks like its own"))
     if (fault := of_style(task, rules)) is not None:
         return Audited(WRONG, fault)
     try:
@@ -87,12 +88,12 @@ def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
     if isinstance(found, Fact):
         return _wrong(of_gradient(task, rules, found), TRAINING)
     layouts = Layouts(graph, formulation.costs.states, found)
-    if (fault := _of_sizes(task, layouts)) is not None:
-        return _wrong(fault)
+    if unmet := unmet_sizes(task, layouts):  # transformers changes no attributes of modules
+        return _wrong(of_size(graph, *unmet[0]))
     if not holds(certain, found):
         return _contradicted(task, certain)
     there = unfolded(task, layouts, formulation.costs)
-    return Audited(RIGHT, predicted=predicted_of(task, layouts, there))
+    return Audited(RIGHT, predicted=predicted(task, layouts, there))
 
 
 def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
@@ -106,15 +107,3 @@ def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
 
 def _wrong(fault: Fault, how: str = WRONG) -> Audited:
     return Audited(OPEN if fault.open else how, fault)
-
-
-def _of_sizes(task: Task, layouts: Layouts) -> Fault | None:
-    """Return the first wrong size, as transformers changes no attributes of modules."""
-    return next((of_size(task.graph, *wrong) for wrong in unmet_sizes(task, layouts)), None)
-
-
-def _unlike_others(task: Task, rules: Rules) -> str | None:
-    """Return a module whose style differs from that of the traced block that stands for it."""
-    styles = rules.modules
-    names = task.traced_names.items()
-    return next((n for n, traced in names if styles.get(n) != styles.get(traced)), None)

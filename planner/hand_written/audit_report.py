@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.errors import ModelError, ShardwrightError
-from shardwright.planner.contract.plan_figures import Prediction
 from shardwright.planner.hand_written.audit import OPEN, RIGHT, TRAINING, WRONG, audit
 from shardwright.planner.hand_written.blame import Fault
 from shardwright.planner.hand_written.block_cuts import BLOCK, cuts_in_blocks
@@ -77,7 +76,10 @@ def audited(subject: Subject, tp: int, device: str) -> Row:
         found = audit(task, table, ours.formulation)
         row = replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
         if found.predicted is not None:
-            row = replace(row, **_beside(found.predicted, predicted(task, ours.solution)))
+            theirs, best = found.predicted, ours.solution
+            own = predicted(task, best.layouts, best.unfolded)
+            size = max(theirs.parameter_bytes) / max(*own.parameter_bytes, 1)
+            row = replace(row, time=theirs.time_ns / max(own.time_ns, 1), bytes=size)
     except ShardwrightError as error:
         return replace(row, fault=Fault(str(error), open=True))
     return row
@@ -97,18 +99,6 @@ def _traced(config: Any, tp: int, device: str) -> Task:
         except ModelError as error:
             failed = error
     raise failed
-
-
-def _beside(theirs: Prediction, ours: Prediction) -> dict[str, float]:
-    """Return time and bytes of a table as multiples of those of our plan."""
-    return {
-        "time": theirs.time_ns / max(ours.time_ns, 1),
-        "bytes": _held(theirs) / max(_held(ours), 1),
-    }
-
-
-def _held(of: Prediction) -> int:
-    return max(of.parameter_bytes)
 
 
 def as_json(rows: Sequence[Row], tp: int) -> dict[str, Any]:

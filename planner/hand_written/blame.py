@@ -153,10 +153,8 @@ def taken_apart(task: Task, stored: str, dim: int) -> Op | None:
 
 def _parts(dim: Dim) -> Sequence[int]:
     """Return the ids of everything that a dim consists of."""
-    found = []
-    for child in find(dim).children if find(dim).kind != ATOM else ():
-        found += [find(child).id, *_parts(child)]
-    return found
+    children = find(dim).children if find(dim).kind != ATOM else ()
+    return [part for child in children for part in (find(child).id, *_parts(child))]
 
 
 def _at(op: Op, text: str, unknown: bool = False) -> Fault:

@@ -7,6 +7,7 @@ choices cost nothing. If no solution remains, the plan is wrong by our rules.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,7 +74,8 @@ def _predicted(task: Task, rules: Rules, earlier: Formulation | None) -> Predict
         UsageError: a style is unknown.
         InfeasibleError: no solution remains.
     """
-    return predicted(task, solve(task, of_table(task, rules, earlier), FREE))
+    found = solve(task, of_table(task, rules, earlier), FREE)
+    return predicted(task, found.layouts, found.unfolded)
 
 
 def of_table(task: Task, rules: Rules, earlier: Formulation | None = None) -> Formulation:
@@ -91,19 +93,15 @@ def of_table(task: Task, rules: Rules, earlier: Formulation | None = None) -> Fo
 
 def _replicated(task: Task, rules: Rules) -> dict[str, int]:
     """Return the bytes of the parameters that the plan replicates, the largest first."""
-    found: dict[str, int] = {}
-    tied: set[str] = set()
+    found, graph = Counter[str](), task.graph
     split = {
         name
         for name, style in rules.parameters.items()
         if style not in STYLES or STYLES[style].dim is not None
     }
-    stored = {u.stored for u in task.graph.uses if u.fqn in split}
-    for use in task.graph.uses:
-        if use.is_buffer or use.stored in stored or use.stored in tied:
-            continue
-        tied.add(use.stored)
-        key = pattern(use.fqn)
-        size = task.graph.times(use.stored) * whole_bytes(task.graph, use.stored)
-        found[key] = found.get(key, 0) + size
+    stored = {u.stored for u in graph.uses if u.fqn in split}
+    first = {u.stored: u.fqn for u in reversed(graph.uses) if not u.is_buffer}
+    for name, fqn in first.items():
+        if name not in stored:
+            found[pattern(fqn)] += graph.times(name) * whole_bytes(graph, name)
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

@@ -62,7 +62,8 @@ def _subjects(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if name not in CONFIG_MAPPING:
             continue
         cls: Any = CONFIG_MAPPING[name]
-        if cls not in seen and (cls.base_model_tp_plan or _has_head(cls)):
+        of_head = not cls.sub_configs and any(model._tp_plan for model in _models(cls))
+        if cls not in seen and (cls.base_model_tp_plan or of_head):
             seen.add(cls)
             yield name, cls
 
@@ -71,10 +72,6 @@ def _types() -> list[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return sorted(CONFIG_MAPPING)
-
-
-def _has_head(cls: Any) -> bool:
-    return not cls.sub_configs and any(model._tp_plan for model in _models(cls))
 
 
 def _models(cls: Any) -> list[Any]:

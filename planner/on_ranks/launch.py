@@ -141,11 +141,6 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _loopback() -> str | None:
-    """Return the name of the network device that no other machine can reach."""
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-
-
 def end_in_words(process: BaseProcess) -> str:
     """Describe how a process ended."""
     code = process.exitcode or 0
@@ -171,8 +166,9 @@ def _main(
 
     from shardwright.planner.quiet import quiet
 
-    if (loopback := _loopback()) is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # no other machine can reach it
+            os.environ["GLOO_SOCKET_IFNAME"] = name
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     try:

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from shardwright.planner.picture.view import Shown, View
 from shardwright.planner.units import human_bytes, human_time
+from shardwright.planner.wording import mesh_in_words
 
 HERE = Path(__file__).parent
 
@@ -19,7 +20,7 @@ def page(shown: Sequence[Shown]) -> str:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    frame.filters |= {"bytes": human_bytes, "time": human_time}
+    frame.filters |= {"bytes": human_bytes, "time": human_time, "mesh": mesh_in_words}
     views = [View(each, number) for number, each in enumerate(shown)]
     files = {name: (HERE / name).read_text() for name in ("page.css", "page.js")}
     return frame.get_template("page.html").render(views=views, style=files["page.css"],

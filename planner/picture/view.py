@@ -13,7 +13,7 @@ from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.contract.plan_figures import Phase, Prediction
 from shardwright.planner.contract.plan_file import Plan, digest_of
 from shardwright.planner.picture.blocks import Blocks, sent
-from shardwright.planner.picture.mesh_chart import MeshChart, mesh_chart
+from shardwright.planner.picture.mesh_chart import mesh_chart
 from shardwright.planner.picture.sheets import Sheet, colour, ranks_of
 from shardwright.planner.picture.weights import Weight, Weights
 from shardwright.planner.report.fit import fits, memory_limit, memory_of, misfit
@@ -22,7 +22,6 @@ from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     HELD,
     costs_in_words,
-    mesh_in_words,
     objective_in_words,
     placement_in_words,
     workload_in_words,
@@ -81,18 +80,13 @@ class View:
         self.blocks = Blocks(self.plan, self.weights.found)
         known = self.plan.predicted.phase_ns
         self.phases: dict[Phase, int] = {p: known[p] for p in get_args(Phase) if p in known}
+        self.meshes = mesh_rows(self.plan) if self.plan.meshes else []
+        """Headings and a row for each mesh that was compared; empty if the mesh was given."""
+        self.mesh_chart = mesh_chart(self.plan, memory_limit(self.plan))
+        self.phase = next(iter(self.phases), None)
+        """The phase whose times are shown next to steps: the first."""
 
     # --- the head
-
-    @property
-    def model(self) -> str:
-        """Return the class of the model."""
-        return self.plan.model.architecture
-
-    @property
-    def mesh(self) -> str:
-        """Return the mesh in words."""
-        return mesh_in_words(self.plan)
 
     @property
     def lead(self) -> str:
@@ -180,16 +174,6 @@ class View:
         return [(rank, colour(rank)) for rank in range(min(len(self.ranks), IN_LEGEND))]
 
     @property
-    def meshes(self) -> list[list[str]]:
-        """Return headings and a row for each mesh that was compared; none if it was given."""
-        return mesh_rows(self.plan) if self.plan.meshes else []
-
-    @property
-    def mesh_chart(self) -> MeshChart | None:
-        """Return the chart of these meshes."""
-        return mesh_chart(self.plan, memory_limit(self.plan))
-
-    @property
     def row(self) -> list[tuple[str, str, bool]]:
         """Return (label, text, bad) for the plan's row in the table of several plans."""
         room = memory_limit(self.plan)
@@ -212,11 +196,6 @@ class View:
     def sent(self, number: int) -> str:
         """Return the collectives of one block in words."""
         return sent(self.blocks.collectives(self.plan.drawing[number])) or "none"
-
-    @property
-    def phase(self) -> Phase | None:
-        """Return the phase whose times are shown next to steps: the first."""
-        return next(iter(self.phases), None)
 
     # --- weights
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.planner.graph.axes import Dim
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.problem.names import places, tensor_names
+from shardwright.planner.problem.readable_names import places, tensor_names
 from shardwright.planner.solvers.problem import Part
 from shardwright.planner.strategies.state import State
 from shardwright.planner.strategies.states import States

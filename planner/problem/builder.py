@@ -10,12 +10,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import TypeVar
 
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import made_once, pattern
 from shardwright.planner.cost.cost import Costs
-from shardwright.planner.cost.redistribution import TransitionCost
+from shardwright.planner.cost.redistribution_costs import TransitionCost
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, crossed
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
@@ -234,11 +235,10 @@ class _Builder:
         known: dict[object, list[Row]] = {}
         for scope, ((boundary, names), times) in self.added_up(found).items():
             rigidly = boundary.module in rigid and boundary.side != KEEPS
-            at = self._like(boundary, names), rigidly, times
-            if at not in known:
-                known[at] = self._changes(boundary, names, rigidly, times)
+            at, given = self._like(boundary, names), (boundary, names, rigidly, times)
+            rows = made_once(known, (at, *given[2:]), partial(self._changes, *given))
             label = f"boundary {boundary.module} {boundary.side} {boundary.slot}"
-            self.problem.factor(label, scope, known[at])
+            self.problem.factor(label, scope, rows)
 
     def _like(self, boundary: Boundary, names: tuple[str, ...]) -> object:
         """Return a key that is equal for boundaries with the same redistributions and costs."""

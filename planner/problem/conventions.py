@@ -47,14 +47,15 @@ PreferredStates = Mapping[str, frozenset[State]]
 def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
     """Return the stored token tables and heads that can be sharded by rows, with these states."""
     stored = {u.used: u.stored for u in graph.uses}
-    given, width = _model_inputs(graph), _hidden_axes(graph, states.axes)
+    given, axes = _model_inputs(graph), states.axes
+    hidden = set[int]().union(*(_atoms(axes, name, -1) for name in graph.marks.carried))
     scores = graph.marks.logits
     found: dict[str, frozenset[State]] = {}
     for op in graph.ops if states.ranks > 1 else ():
-        rule = states.axes.rules.get(op.name)
+        rule = axes.rules.get(op.name)
         if rule is not None and rule.lookup and op.name in states.replaceable:
             table, tokens = op.inputs[0], op.inputs[1]
-            if tokens not in given or not width & _atoms(states.axes, op.outputs[0], -1):
+            if tokens not in given or not hidden & _atoms(axes, op.outputs[0], -1):
                 continue
         elif op.call.op == "linear" and op.outputs[0] in scores and op.inputs[1] in stored:
             table = op.inputs[1]
@@ -124,11 +125,6 @@ def _model_inputs(graph: Graph) -> set[str]:
     """Return the inputs of the model, and tensors that are views or copies of them."""
     moves = sources(graph, moved)
     return {n for name in graph.inputs for n in (name, *nx.ancestors(moves, name))}
-
-
-def _hidden_axes(graph: Graph, axes: Axes) -> set[int]:
-    """Return the axes of the last dim of hidden states."""
-    return set().union(*(_atoms(axes, name, -1) for name in graph.marks.carried))
 
 
 def _atoms(axes: Axes, name: str, dim: int) -> set[int]:

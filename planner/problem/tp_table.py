@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.contract.names import grouped, prefixes
+from shardwright.planner.contract.names import grouped, made_once, prefixes
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find
 from shardwright.planner.graph.graph import Boundary, Graph, Use
 from shardwright.planner.problem.builder import CostFunctionNetwork
@@ -82,10 +82,8 @@ class _Table:
         states, last = self.network.states, len(self.graph.tensors[source].shape) - 1
         domains = states.domain(source), states.domain(target)
         at = id(domains[0]), id(domains[1]), last
-        if at not in self._moves:
-            every = dict.fromkeys((*domains[0], *domains[1]))
-            self._moves[at] = Moves([*every], states.sub.full, last)
-        move = self._moves[at].after
+        every = [*dict.fromkeys((*domains[0], *domains[1]))]
+        move = made_once(self._moves, at, lambda: Moves(every, states.sub.full, last)).after
         after = {s: set[State]().union(*(move(s, o) for o in options)) for s in domains[0]}
         self.network.allow_pairs(label, source, target, lambda s, t: t in after[s])
 

@@ -45,5 +45,5 @@ def check(
     read = Plan.load(plan)
     if not accept:
         read.unedited(where)
-    prover = Prover(model, args, kwargs, trust_remote_code=trust_remote_code, **hub)
-    return prover.prove(read, figures=not accept).plan
+    how = {"kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
+    return Prover(model, args, **how).prove(read, figures=not accept).plan

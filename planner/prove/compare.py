@@ -77,8 +77,9 @@ def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -
             continue
         where = _differs(have, key, value)
         if where is not None:
-            hint = FOLLOWS if key in FIGURES or _follows(where[0]) else ""
             place, said, due = where
+            follows = key in (*FIGURES, "calls") or SAID.keys() & {*place.split(".")}
+            hint = FOLLOWS if follows else ""
             raise PlanError(f"the plan does not hold: {place} is {said}, and should be {due}{hint}")
 
 
@@ -116,10 +117,6 @@ def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
     known = {n if n in modules else pattern(n) for n in found}
     spoken |= {n: m for n, m in modules.items() if n not in known}  # to differ: no such module
     return {n: m.model_dump() for n, m in spoken.items()}
-
-
-def _follows(place: str) -> bool:
-    return place.startswith("calls") or bool(SAID.keys() & {*place.split(".")})
 
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:

@@ -8,7 +8,7 @@ proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,24 +65,19 @@ class Prover:
     Args:
         model: The model, as for `shardwright.plan`.
         args: Example inputs, as for the plan.
-        kwargs: Example inputs by name.
         explain: Whether the error for a plan that does not hold names the ops against it. This
             takes longer.
-        trust_remote_code: Whether to run code that comes with the model.
-        **hub: Arguments for the hub, as for `plan`.
+        **how: Other arguments of `shardwright.plan` that say how a model is read.
     """
 
     def __init__(
         self,
         model: Any,
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         explain: bool = True,
-        trust_remote_code: bool = False,
-        **hub: Any,
+        **how: Any,
     ) -> None:
-        self.model, self.explain = model, explain
-        self.how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
+        self.model, self.explain, self.how = model, explain, {"args": args, **how}
         self._traced, self._tasks, self._posed = RecentResults(), RecentResults(), RecentResults()
         self._tried: dict[str, None] = {}
 

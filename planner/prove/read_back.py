@@ -7,10 +7,12 @@ the rest, or the problem is infeasible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistribution
 from shardwright.planner.emit.layouts import Layouts
@@ -27,7 +29,8 @@ Rows = list[tuple[int, ...]]
 def gathered(graph: Graph, plan: Plan) -> frozenset[str]:
     """Return the stored tensors that the plan all-gathers at each use."""
     found = ((use.stored, plan.parameter(use.fqn)) for use in graph.uses)
-    return frozenset(n for n, entry in found if entry and entry.use and _loses(entry))
+    ends = ((n, parse(e.placement), parse(e.use)) for n, e in found if e and e.use)
+    return frozenset(n for n, stored, used in ends if not stored.meshes <= used.meshes)
 
 
 class ReadBack:
@@ -44,6 +47,7 @@ class ReadBack:
         self.outer = graph.outer()
         self._texts: dict[tuple[str, bool], list[str]] = {}
         self._rows: dict[object, Rows] = {}
+        """What was found before: plans of one model have much in common."""
 
     def restricted(self, plan: Plan) -> CostFunctionNetwork:
         """Return the problem restricted to what the plan says.
@@ -60,15 +64,12 @@ class ReadBack:
     def _uses(self, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
         for use in self.graph.uses:
             entry = plan.parameter(use.fqn)
-            shared = plan.is_shared(use.fqn)
-            rows = self._known(
-                (use, entry, shared),
-                lambda use=use, entry=entry, shared=shared: self._use(use, entry, shared),
-            )
+            said = use, entry, plan.is_shared(use.fqn)
+            rows = made_once(self._rows, said, partial(self._use, *said))
             if not rows:
-                said = "no placement" if entry is None else f"placement '{entry.placement}'"
+                at_rest = "no placement" if entry is None else f"placement '{entry.placement}'"
                 raise PlanError(
-                    f"the plan gives '{use.fqn}' {said}"
+                    f"the plan gives '{use.fqn}' {at_rest}"
                     + (f" and uses it as '{entry.use}'" if entry and entry.use else "")
                     + ", which no plan of this model can do"
                 )
@@ -90,9 +91,8 @@ class ReadBack:
         for boundary in self.graph.boundaries:
             ndim = len(self.graph.tensors[boundary.source].shape)
             said = _said(plan, boundary, ndim)
-            rows = self._known(
-                (boundary, said), lambda b=boundary, said=said: self._boundary(b, said)
-            )
+            at = boundary, said
+            rows = made_once(self._rows, at, partial(self._boundary, *at))
             where = _where(boundary)
             if not rows:
                 assert said is not None, "nothing may always be said"
@@ -138,16 +138,6 @@ class ReadBack:
             made = [str(self.layouts.placement(name, s, stored)) for s in domain]
             self._texts[name, stored] = made
         return self._texts[name, stored]
-
-    def _known(self, key: object, find: Callable[[], Rows]) -> Rows:
-        """Return cached rows: plans of one model have much in common."""
-        if key not in self._rows:
-            self._rows[key] = find()
-        return self._rows[key]
-
-
-def _loses(entry: ParameterPlan) -> bool:
-    return not parse(entry.placement).meshes <= parse(entry.use or entry.placement).meshes
 
 
 def _where(boundary: Boundary) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner.contract.dims import is_split
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_figures import Prediction
 from shardwright.planner.contract.plan_file import Plan
@@ -94,7 +94,7 @@ class Explanation:
     count: int
     placement: str
     objective: str
-    pinned: str | None
+    pinned: str | None = None
     stored: str | None = None
     replicated: str | None = None
     convention: bool = False
@@ -189,19 +189,21 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
     groups = [n for n in plan.model.parameters if matches(wanted, pattern(n))]
     if not groups:
         raise UsageError(f"the plan knows no parameter or module '{name}'")
-    return [
-        Explanation(
-            name=group,
-            shape=plan.model.parameters[group],
-            count=1,
-            placement=parameter_in_words(plan, group),
-            objective=objective_in_words(plan.objective),
-            pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
-            stored=stored_in_words(plan, group),
-            replicated=plan.reason(group),
-        )
-        for group in groups
-    ]
+    return [_of_plan(plan, group, group) for group in groups]
+
+
+def _of_plan(plan: Plan, group: str, one: str, count: int = 1) -> Explanation:
+    """Return what the plan alone says of a group of parameters, of which `one` is one."""
+    return Explanation(
+        name=group,
+        shape=lookup(plan.model.parameters, one) or [],
+        count=count,
+        placement=parameter_in_words(plan, one),
+        objective=objective_in_words(plan.objective),
+        pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, one)), None),
+        stored=stored_in_words(plan, one),
+        replicated=plan.reason(group),
+    )
 
 
 def _group(plan: Plan, fqn: str) -> str:
@@ -229,20 +231,12 @@ def _explain(
     names = names or [n for n in traced if pattern(n) == pattern(group)]
     stored = next(u.stored for u in task.graph.uses if u.fqn == names[0])
     now = _split_dim(plan, names[0])
-    held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(task.graph, n)]
-    shape = task.graph.tensors[stored].shape
-    others = [d for d in (None, *range(len(shape))) if d != now]
+    dims = range(len(task.graph.tensors[stored].shape))
+    others = [d for d in (None, *dims) if d != now]
     layouts = Layouts(task.graph, states, {})
     tied = {} if now is None else tied_to(plan, layouts, names[0], now)
-    return Explanation(
-        name=group,
-        shape=list(shape),
-        count=count,
-        placement=parameter_in_words(plan, names[0]),
-        objective=objective_in_words(plan.objective),
-        pinned=held[0] if held else None,
-        stored=stored_in_words(plan, names[0]),
-        replicated=plan.reason(group),
+    return replace(
+        _of_plan(plan, group, names[0], count),
         convention=stored in usual and now == 0,
         together=[*tied],
         ties=tied,
@@ -279,7 +273,7 @@ def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | Non
         return Alternative(placement, solved=False)
     if not there.optimum.optimal:
         return Alternative(placement, solved=False)
-    found, was = predicted(task, there), plan.predicted
+    found, was = predicted(task, there.layouts, there.unfolded), plan.predicted
     return Alternative(
         placement,
         max(found.parameter_bytes) - max(was.parameter_bytes),

@@ -21,10 +21,7 @@ LONG = 8
 
 def explain_report(found: list[Explanation]) -> RenderableType:
     """Show each group of parameters with its alternatives."""
-    parts: list[RenderableType] = []
-    for one in found:
-        parts += [_one(one), Text("")]
-    return Group(*parts[:-1])
+    return tables.spaced([*map(_one, found)])
 
 
 def _one(one: Explanation) -> RenderableType:

@@ -38,11 +38,6 @@ Row = tuple[str, str, str, str, str]
 """Name, shape, local shape, placement, collectives."""
 
 
-def to_text(plan: Plan) -> str:
-    """Return the report as plain text."""
-    return tables.plain(report(plan))
-
-
 def report(plan: Plan) -> RenderableType:
     """Return everything that a plan says, for rich to print."""
     parts = [_summary(plan), *([mesh_table(plan)] if plan.meshes else []), _split(plan)]
@@ -52,10 +47,7 @@ def report(plan: Plan) -> RenderableType:
     if plan.opaque:
         ops = ", ".join(f"{op} ({n})" if n > 1 else op for op, n in plan.opaque.items())
         parts.append(Text(f"Ops without a rule, kept replicated: {ops}", style="yellow"))
-    spaced: list[RenderableType] = []
-    for part in parts:
-        spaced += [part, Text("")]
-    return Group(*spaced[:-1])
+    return tables.spaced(parts)
 
 
 def _summary(plan: Plan) -> RenderableType:

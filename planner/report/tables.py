@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
 WIDTH = 100
 """Columns of plain text, unless names and numbers need more."""
@@ -74,6 +76,11 @@ def facts() -> Table:
     """Return a table of two columns: label and value."""
     label = Column(style="dim", no_wrap=True)
     return Table.grid(label, Column(overflow="fold"), padding=(0, 2))
+
+
+def spaced(parts: Sequence[RenderableType]) -> Group:
+    """Return parts with an empty line between each two."""
+    return Group(*[line for part in parts for line in (part, Text(""))][:-1])
 
 
 def once(text: str, before: str) -> str:

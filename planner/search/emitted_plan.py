@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, reduce
 from importlib.metadata import version
-from inspect import Parameter, signature
+from inspect import signature
 from operator import or_
 from typing import Any, TypeVar
 
@@ -31,9 +31,9 @@ from shardwright.planner.contract.plan_file import (
     TracedCall,
 )
 from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.emit.compared_lengths import compared_lengths
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.lengths import compared_lengths
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
@@ -41,7 +41,7 @@ from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.problem.pins import as_table
-from shardwright.planner.search.solution import Solution, predicted_of
+from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task, of_copies
 from shardwright.planner.search.unfolded import UnfoldedSolution
 from shardwright.planner.trace.record.boundaries import argument_names
@@ -133,7 +133,7 @@ def derived_keys(
         "fsdp": shared_parameters(there.layouts),
         "calls": traced_calls(task, layouts),
         "opaque": without_rule(task.graph, task.axes),
-        "predicted": predicted_of(task, layouts, there),
+        "predicted": predicted(task, layouts, there),
     }
 
 
@@ -231,14 +231,11 @@ def _never_on(task: Task, numbers: Iterable[int], name: str) -> bool:
 def plain_values(forward: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, PlainValue]:
     """Return the arguments of a call that are not tensors and may change what the code does."""
     parameters = signature(forward).parameters
-    left_out = {n for n, v in given.items() if v is None and _default(parameters, n) is None}
+    defaults = {n: p.default for n, p in parameters.items()}
+    left_out = {n for n, v in given.items() if v is None and defaults.get(n) is None}
     plain = {n: v for n, v in given.items() if is_said(v) and n not in FREE | left_out}
     plain |= {at: v for n, more in given.items() for at, v in plain_within(more, n)}
     return {name: plain_value(plain[name]) for name in sorted(plain)}
-
-
-def _default(parameters: Mapping[str, Parameter], name: str) -> Any:
-    return parameters[name].default if name in parameters else None
 
 
 def draws_alike(task: Task, layouts: Layouts) -> bool:

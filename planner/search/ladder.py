@@ -6,10 +6,8 @@ returns None if it does not apply. If a step clears the outcome, the ladder star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from math import ceil
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError, SolverError
@@ -19,18 +17,12 @@ from shardwright.planner.problem.conventions import PROJECTIONS, TABLES, project
 from shardwright.planner.problem.gathered import unsplittable
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.problem.optimize import SLACK
+from shardwright.planner.search.recomputed_blocks import recompute_all, with_fewer
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
-from shardwright.planner.search.solution import (
-    Solution,
-    SolverOptions,
-    possible,
-    predicted_of,
-    solve,
-)
+from shardwright.planner.search.solution import Solution, SolverOptions, possible, solve
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.try_plan import dry_run
-from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.trace.trace_lock import not_in_model_code
 
 ATTEMPTS = 40
@@ -53,35 +45,6 @@ def solve_first(now: SearchState) -> SearchState | None:
     return attempt(now, now.restrictions) if now.outcome is None else None
 
 
-def recompute_all(now: SearchState) -> SearchState | None:
-    """If no plan for training fits, drop the activations of all blocks and compute them again."""
-    task = now.task
-    if not isinstance(now.outcome, OverMemory) or task.recomputing is None:
-        return None
-    load = task.workload.model_copy(update={"recomputed": task.recomputable})
-    every = replace(task, workload=load, recomputing=None)
-    return replace(now.restart(every), without_recompute=now)
-
-
-def least_time(now: SearchState) -> int | None:
-    """Return the nanoseconds of a step if as few blocks as may fit are computed again.
-
-    The placements stay. None if not all blocks are computed again.
-    """
-    found, kept = now.outcome, now.without_recompute
-    if kept is None or kept.formulation is None or not isinstance(found, Solution):
-        return None
-    over, most = kept.outcome, sum(kept.task.recomputable.values())
-    assert isinstance(over, OverMemory), "otherwise no block is computed again"
-    there = unfolded(kept.task, found.layouts, kept.formulation.costs)
-    before, after = predicted_of(kept.task, found.layouts, there), found.unfolded
-    assert before.memory is not None, "new predictions have it"
-    of_block = max((before.memory.total - after.memory.total) // most, 1)
-    fewest = min(max(ceil((over.least - over.budget) / of_block), 1), most)
-    more = after.bill.first_run.price.time - before.time_ns
-    return before.time_ns + more * fewest // most
-
-
 def recompute_fewer(now: SearchState) -> SearchState | None:
     """If not all blocks need to be computed again, do so with as few as fit.
 
@@ -89,54 +52,18 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     memory if no block is computed again; then one more at a time.
     """
     kept = now.without_recompute
-    if kept is None or kept.task.recomputing is None or not isinstance(now.outcome, Solution):
+    if kept is None or not isinstance(now.outcome, Solution):
         return None
-    blocks, fewer = kept.task.recomputable, now
-    most = sum(blocks.values())
-    unlimited = replace(kept.asked, memory=None)
-    smallest = attempt(_for_memory(replace(kept, asked=unlimited)), kept.restrictions).outcome
+    unlimited = _for_memory(replace(kept, asked=replace(kept.asked, memory=None)))
+    smallest = attempt(unlimited, kept.restrictions).outcome
     found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
-    least = min(fewest(partial(_over, kept, each), most) for each in found)
-    for count in range(least, most):
-        task = kept.task.recomputing(_firsts(blocks, count))
+    fewer = now
+    for task in with_fewer(kept, found):
         fewer = climb(now.restart(task), FITTING)
         if not isinstance(fewer.outcome, OverMemory):
             break
     fewer = fewer if isinstance(fewer.outcome, Solution) else now
     return replace(fewer, without_recompute=None)
-
-
-def _over(kept: SearchState, found: Solution, count: int) -> int:
-    """Return the bytes over the budget with these placements, if `count` blocks run again."""
-    assert isinstance(kept.outcome, OverMemory) and kept.formulation is not None
-    recomputed = {"recomputed": _firsts(kept.task.recomputable, count)}
-    task = replace(kept.task, workload=kept.task.workload.model_copy(update=recomputed))
-    there = unfolded(task, found.layouts, kept.formulation.costs)
-    return there.memory.total - kept.outcome.budget
-
-
-def fewest(over: Callable[[int], int], most: int) -> int:
-    """Return the least count from 1 that is not over; `most` if all below it are.
-
-    `over` falls as the count grows, by about as much each time, so few counts are tried.
-    """
-    over, low, high = cache(over), 0, most
-    while high - low > 1:
-        step = max(over(low) - over(high), 1)
-        guess = low + ceil(over(low) * (high - low) / step)
-        count = min(max(guess, low + 1), high - 1)
-        low, high = (low, count) if over(count) <= 0 else (count, high)
-    return high
-
-
-def _firsts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
-    """Return how many blocks of each list are computed again, if `count` are in all."""
-    left, out = count, {}
-    for path, most in blocks.items():
-        if take := min(left, most):
-            out[path] = take
-        left -= take
-    return out
 
 
 def least_memory(now: SearchState) -> SearchState | None:

@@ -20,14 +20,8 @@ from shardwright.planner.contract.plan_figures import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import ranks_on_a_host
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.search.ladder import (
-    FITTING,
-    SETTLING,
-    Tell,
-    climb,
-    least_time,
-    search,
-)
+from shardwright.planner.search.ladder import FITTING, SETTLING, Tell, climb, search
+from shardwright.planner.search.recomputed_blocks import least_time
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import Solution, SolverOptions, predicted
 from shardwright.planner.search.task import Task
@@ -210,7 +204,10 @@ def _choice(now: SearchState) -> MeshChoice:
     if isinstance(found, InfeasibleError):
         return of.model_copy(update={"why": str(found)})
     assert isinstance(found, (Solution, Plan)), "a search without an outcome"
-    cost = found.predicted if isinstance(found, Plan) else predicted(task, found)
+    if isinstance(found, Plan):
+        cost = found.predicted
+    else:
+        cost = predicted(task, found.layouts, found.unfolded)
     assert cost.memory is not None, "new predictions have it"
     figures = {"memory": cost.memory.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
     over = now.error_on_device

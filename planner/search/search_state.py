@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.contract.plan_file import Plan
@@ -14,6 +15,8 @@ from shardwright.planner.search.solution import Solution, SolverOptions
 from shardwright.planner.search.task import Task
 from shardwright.planner.units import human_bytes
 from shardwright.planner.wording import solver_in_words
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +66,7 @@ class SearchState:
         Raises:
             InfeasibleError: there is no solution.
         """
-        assert isinstance(self.outcome, (Solution, InfeasibleError)), "no solution was looked for"
-        if isinstance(self.outcome, InfeasibleError):
-            raise self._refusal(self.outcome)
-        return self.outcome
+        return self._found(Solution)
 
     @property
     def plan(self) -> Plan:
@@ -75,10 +75,7 @@ class SearchState:
         Raises:
             InfeasibleError: there is no plan.
         """
-        assert isinstance(self.outcome, (Plan, InfeasibleError)), "no plan was looked for"
-        if isinstance(self.outcome, InfeasibleError):
-            raise self._refusal(self.outcome)
-        plan = self.outcome
+        plan = self._found(Plan)
         if self.error_without_sp is not None:
             budget = f"{self.error_without_sp.budget:,} bytes a rank"
             plan = plan.noted(
@@ -88,6 +85,13 @@ class SearchState:
             on = f"{human_bytes(self.error_on_device.budget)} of {self.task.workload.device}"
             plan = plan.noted(f"planned for least memory: no plan was found that fits the {on}")
         return plan
+
+    def _found(self, kind: type[T]) -> T:
+        """Return the outcome, which is of this kind if it is no error."""
+        if isinstance(self.outcome, InfeasibleError):
+            raise self._refusal(self.outcome)
+        assert isinstance(self.outcome, kind), "the search looked for something else"
+        return self.outcome
 
     def _refusal(self, error: InfeasibleError) -> InfeasibleError:
         """Return the error to raise: with or without sequence parallelism, that of less memory."""

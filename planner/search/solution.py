@@ -92,9 +92,7 @@ class SolverOptions:
 
     def room(self, task: Task) -> int | None:
         """Return the bytes that a rank may hold; None for no limit."""
-        if self.may_be_over:
-            return device(task.workload.device).memory_bytes
-        return self.memory
+        return device(task.workload.device).memory_bytes if self.may_be_over else self.memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +132,7 @@ class Solution:
         return reported(replace(self.optimum, proven=lambda: False), "backtracking")
 
 
-def predicted(task: Task, solution: Solution) -> Prediction:
-    """Return the predicted cost of a solution per rank."""
-    return predicted_of(task, solution.layouts, solution.unfolded)
-
-
-def predicted_of(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
+def predicted(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Prediction:
     """Return the predicted cost of layouts per rank; `there` has the same on the unfolded graph."""
     held = there.memory, there.memory_by_rank
     return prediction(layouts, there.bill, *held, task.ranks(layouts.states))

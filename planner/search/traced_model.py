@@ -17,7 +17,7 @@ from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
-from shardwright.planner.emit.lengths import keep_beside_unguarded, undecided_lengths
+from shardwright.planner.emit.compared_lengths import keep_beside_unguarded, undecided_lengths
 from shardwright.planner.experts.mixtures import find_mixtures, marked
 from shardwright.planner.graph.alignment import align
 from shardwright.planner.graph.axes import Axes, refine
@@ -57,11 +57,11 @@ def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trac
     if source is None:
         return found
     with suppress(ModelError, Unfoldable):
-        return _traced_again(found, source, pins, whole=not found.folding.stacks)
+        return _of_other_source(found, source, pins, whole=not found.folding.stacks)
     return found
 
 
-def _traced_again(
+def _of_other_source(
     found: _Trace, source: Source, pins: tuple[Pin, ...], ends: bool = False, whole: bool = True
 ) -> _Trace:
     """Return the trace of a source that differs little; blocks are folded only if they were.
@@ -283,7 +283,7 @@ class TracedModel:
         def computing(firsts: Mapping[str, int]) -> Task:
             again = workload.model_copy(update={"recomputed": dict(firsts)})
             source = replace(found.source, recomputed=firsts)
-            of = _traced_again(found, source, self.pins, task.sequence is not None)
+            of = _of_other_source(found, source, self.pins, task.sequence is not None)
             of = of if workload.spread == 1 else spread_experts(of, found)
             return self._of_trace(of, again, task.mesh, along)
 

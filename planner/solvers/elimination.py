@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from shardwright.planner.contract.names import grouped
 from shardwright.planner.solvers.problem import Problem, pick
 
 POINTS = 100_000
@@ -107,9 +108,7 @@ def join(
     key_a, key_b = (pick([t.scope.index(v) for v in common]) for t in (a, b))
     rest, both = pick([b.scope.index(v) for v in extra]), (*a.scope, *extra)
     merge, at = pick([both.index(v) for v in scope]), None if drop is None else both.index(drop)
-    matches: dict[Key, list[tuple[Key, Front]]] = {}
-    for values, front in b.rows.items():
-        matches.setdefault(key_b(values), []).append((rest(values), front))
+    matches = grouped((key_b(values), (rest(values), front)) for values, front in b.rows.items())
     rows: dict[Key, Front] = {}
     count = 0
     for values, front in a.rows.items():

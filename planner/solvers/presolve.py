@@ -235,12 +235,11 @@ def _rebuild(
     small = Problem(problem.components)
     number = {}
     renumber = {}
-    of: dict[int, list[tuple[Part, Mapping[int, int]]]] = {}
-    for p, own, parts in zip(parent, maps, problem.parts, strict=True):
-        of.setdefault(p, []).extend((part, own) for part in parts)
+    every = zip(parent, maps, problem.parts, strict=True)
+    of = grouped((p, (part, own)) for p, own, parts in every for part in parts)
     for v in sorted(set(parent)):
         values = sorted(domains[v])
-        number[v] = small.variable(problem.names[v], len(values), _parts(of[v], values))
+        number[v] = small.variable(problem.names[v], len(values), _parts(of.get(v, ()), values))
         renumber[v] = {x: i for i, x in enumerate(values)}
     for factor in factors:
         new = [renumber[v] for v in factor.scope]

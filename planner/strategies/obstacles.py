@@ -26,7 +26,8 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
         return "the code gives its size as a bare number"
     tree = states.axes.dims[stored][dim]
     for op, text in states.axes.conflicts:
-        if _ids(tree) & {i for n in (*op.inputs, *op.outputs) for i in _all(states, n)}:
+        near = (d for n in (*op.inputs, *op.outputs) for d in states.axes.dims[n])
+        if not _ids(tree).isdisjoint(i for d in near for i in _ids(d)):
             return f"at {place(op)}: {text}"
     size, atoms = graph.tensors[stored].shape[dim], list(leaves_of(tree))
     if size < states.ranks:
@@ -42,7 +43,3 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
 
 def _ids(dim: Dim) -> set[int]:
     return {find(dim).id} | {a.id for a in leaves_of(dim)}
-
-
-def _all(states: States, name: str) -> set[int]:
-    return {i for dim in states.axes.dims[name] for i in _ids(dim)}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from operator import contains
 
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.graph.graph import Op
@@ -43,10 +44,7 @@ class Strategies:
 
     def of(self, op: Op) -> list[Strategy]:
         """Return all strategies of `op`, in a fixed order. Ops that are alike share one list."""
-        at = self._kind(op)
-        if at not in self._known:
-            self._known[at] = _strategies(self.states, op)
-        return self._known[at]
+        return made_once(self._known, self._kind(op), lambda: _strategies(self.states, op))
 
     def _kind(self, op: Op) -> object:
         """Return a key of everything that the strategies of `op` depend on."""

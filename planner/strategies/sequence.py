@@ -104,20 +104,15 @@ def open_sequence(graph: Graph, axes: Axes, size: int, must: bool = True) -> Ope
         if len(places) != 1:  # an attention bias has two; it is not a hidden state
             continue
         (handed if name in between else ends)[name] = places[0]
-        handed |= {b.target: places[0] for b in _into_blocks(graph, name)}
+        for b in graph.boundaries:
+            if b.source == name and b.side == "in" and b.module.rpartition(".")[2].isdigit():
+                handed[b.target] = places[0]  # it enters a block
     if must and not handed:
         raise InfeasibleError(
             "sequence parallelism: this model has no stack of blocks that hand on a hidden state "
             f"with a sequence (inputs of length {size} in the trace): plan it without"
         )
     return OpenSequence(found, closed, handed, ends, local)
-
-
-def _into_blocks(graph: Graph, name: str) -> Iterator[Boundary]:
-    for boundary in graph.boundaries:
-        is_block = boundary.module.rpartition(".")[2].isdigit()
-        if is_block and boundary.side == "in" and boundary.source == name:
-            yield boundary
 
 
 def _between(graph: Graph, local: Collection[str]) -> set[str]:

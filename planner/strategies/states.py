@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.axes import Axes, Dim, atoms_of, factors_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
@@ -101,11 +102,8 @@ class States:
             fixed = self.graph.marks.fixed
             kept = tuple((name, i) in fixed for i in range(len(self.axes.dims[name])))
             at = self.dims(name), kept, name if self.sequence else ""
-            if at not in self._splits_of_dims:
-                self._splits_of_dims[at] = self._all(name)
-            self._splits[name] = [
-                s for s in self._splits_of_dims[at] if (name, s) not in self.forbidden
-            ]
+            every = made_once(self._splits_of_dims, at, lambda: self._all(name))
+            self._splits[name] = [s for s in every if (name, s) not in self.forbidden]
         return self._splits[name]
 
     def dims(self, name: str) -> tuple[int | None, ...]:
@@ -199,9 +197,8 @@ class States:
                 if self.sequence and mask == self.sub.sequence:
                     allowed |= self.sequence.open(name, i, dim)
                 at = (find(dim).id, allowed)  # tensors share their dims
-                if at not in self._cuts:
-                    self._cuts[at] = cuts(dim, allowed)
-                out += [frozenset((i, a, mask) for a in cut) for cut in self._cuts[at]]
+                found = made_once(self._cuts, at, lambda given=(dim, allowed): cuts(*given))
+                out += [frozenset((i, a, mask) for a in cut) for cut in found]
         return out
 
     def covered(self, name: str, shards: Shards) -> int:
@@ -224,9 +221,7 @@ class States:
         Tensors with the same domain share one object.
         """
         name = self.graph.representative(name)
-        if name not in self._domains:
-            self._domains[name] = self._make_domain(name)
-        return self._domains[name]
+        return made_once(self._domains, name, lambda: self._make_domain(name))
 
     def _make_domain(self, name: str) -> tuple[State, ...]:
         fixed = name in self.graph.inputs or name in self.rigid
@@ -252,8 +247,9 @@ class States:
                 continue
             cut, covered = mask_of(shards), self.covered(name, shards)
             # If only a part of the tensor is sharded, the rest has a Partial gradient.
-            rest = cut & ~covered
-            out += [State(shards, 0, rest | free) for free in _subsets(self.sub.full & ~cut)]
+            rest, uncut = cut & ~covered, self.sub.full & ~cut
+            subsets = (mask for mask in range(uncut + 1) if mask & ~uncut == 0)
+            out += [State(shards, 0, rest | free) for free in subsets]
         yield from out
         if along:
             yield from self._along(out, split)
@@ -268,8 +264,3 @@ class States:
         for cut in (c for c in split if mask_of(c) == along):
             whole = (s._replace(shards=s.shards | cut) for s in across)
             yield from (s for s in whole if s.shards in known)
-
-
-def _subsets(mask: int) -> list[int]:
-    """Return every submask of `mask`, in ascending order."""
-    return [m for m in range(mask + 1) if m & ~mask == 0]

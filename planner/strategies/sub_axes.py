@@ -149,7 +149,8 @@ def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
     sharded over that, and the axes right inside it over the rest of the mesh dim.
     """
     whole = [sub.full] if sub.full else []
-    out = {a.id: whole[:] if sub.reaches_all(a.size) else [] for a in _stored(graph, axes)}
+    stored = (a for dim in _of_parameters(graph, axes) for a in atoms_of(dim) if not a.unshardable)
+    out = {a.id: whole[:] if sub.reaches_all(a.size) else [] for a in stored}
     rests: dict[int, int] = {}
     for atom in _leading(graph, axes):
         part = 0 if sub.weights else sub.prefix(gcd(atom.size, sub.ranks))
@@ -162,12 +163,6 @@ def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
         if inner.size >= sub.size(rest) and rest not in taken:
             taken.append(rest)
     return {a: tuple(found) for a, found in out.items() if found}
-
-
-def _stored(graph: Graph, axes: Axes) -> Iterator[Dim]:
-    """Yield the axes of parameters that may be sharded."""
-    for dim in _of_parameters(graph, axes):
-        yield from (a for a in atoms_of(dim) if not a.unshardable)
 
 
 def _leading(graph: Graph, axes: Axes) -> Iterator[Dim]:

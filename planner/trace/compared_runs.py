@@ -43,7 +43,7 @@ NOT_COMPARED = ("ops", "marks", "holds_in_training", "unpriced", "draws", "flags
 COMPARED = [f.name for f in fields(Graph) if f.name not in NOT_COMPARED]
 
 
-def _traced_again(
+def _graph_in(
     source: Source,
     context: AbstractContextManager[Any],
     runs: Sequence[Run] | None = None,
@@ -76,7 +76,7 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
     on_data = graph.untraced or graph.skips or any(answers for _, answers in graph.branch_paths)
     settled = graph.stand_ins and not on_data  # what depends on data then is not the same
     again = in_training(source.runs)
-    other = _traced_again(source, no_python_random(), again, settled=settled)
+    other = _graph_in(source, no_python_random(), again, settled=settled)
     if other is not None and _same(graph, other):
         graph.holds_in_training, graph.marks.drawn = True, other.marks.drawn
         add_flags(graph.flags, other.flags)
@@ -100,7 +100,7 @@ def same_under_autocast(graph: Graph, source: Source, skips: bool) -> bool:
     Code is told that autocast is on, with the dtype of its parameters: casts to that dtype have no
     effect.
     """
-    other = _traced_again(source, noted(floating_dtype(source.module)), skips=skips)
+    other = _graph_in(source, noted(floating_dtype(source.module)), skips=skips)
     return other is not None and _computed(graph) == _computed(other)
 
 
@@ -182,7 +182,7 @@ def _at_any(names: Collection[str], graph: Graph, source: Source) -> _AtAny | No
             return modes[-1]
 
         hiding = _hiding(source.module, sorted(names), sign, value, shows)
-        found = _traced_again(source, hiding)
+        found = _graph_in(source, hiding)
         return None if asked else found
 
     flags: Flags = {}
@@ -221,17 +221,12 @@ def _is_feature(graph: Graph, name: str, dim: int) -> bool:
 
 def _ruled(graph: Graph) -> list[Any]:
     """Return the ops in order: what they are, their operands, and their rules without sizes."""
-    return [
-        (op.module, op.traced_call, op.call.op, op.inputs, "" if _cuts(op) else _rule(op))
-        for op in graph.ops
-    ]
-
-
-def _cuts(op: Op) -> bool:
-    return op.call.op in ("slice", "select", "slice_scatter", "select_scatter")
+    return [(op.module, op.traced_call, op.call.op, op.inputs, _rule(op)) for op in graph.ops]
 
 
 def _rule(op: Op) -> str:
+    if op.call.op in ("slice", "select", "slice_scatter", "select_scatter"):
+        return ""
     # The rule of `cat` leaves out what is empty, as what was before the first step is.
     return f"along {_along(op)}" if op.call.op == "cat" else str(rule_for(op.call))
 

@@ -1,11 +1,27 @@
-"""Replaces functions of torch for this thread alone: other threads call torch's own."""
+"""Replaces attributes for a time, and functions of torch for this thread alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
+
+
+@contextmanager
+def replaced(where: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of a module, class or object within the context, and restore them after it."""
+    before = {name: own for name, own in vars(where).items() if name in values}
+    try:
+        for name, value in values.items():
+            setattr(where, name, value)
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(where, name, before[name])
+            else:
+                delattr(where, name)
 
 
 @contextmanager
@@ -25,11 +41,7 @@ def patched_in_this_thread(
 
         return call
 
-    before = [getattr(where, name) for where, name, _ in patches]
-    for (where, name, made), own in zip(patches, before, strict=True):
-        setattr(where, name, here(own, made))
-    try:
+    with ExitStack() as undo:
+        for where, name, made in patches:
+            undo.enter_context(replaced(where, **{name: here(getattr(where, name), made)}))
         yield
-    finally:
-        for (where, name, _), own in zip(patches, before, strict=True):
-            setattr(where, name, own)

@@ -20,6 +20,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from shardwright.errors import UsageError
+from shardwright.planner.trace.thread_patches import replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,21 +38,11 @@ def alone() -> Iterator[None]:
     with nullcontext() if _inside.get() else MODEL_CODE:
         inside = _inside.set(True)
         try:
-            with _unlogged():
+            # Failures of model code are reported as reasons instead.
+            with replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True):
                 yield
         finally:
             _inside.reset(inside)
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Silence the log of fake tensors: failures of model code are reported as reasons instead."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def not_in_model_code(planning: Callable[P, R]) -> Callable[P, R]:
@@ -75,12 +66,5 @@ def not_in_model_code(planning: Callable[P, R]) -> Callable[P, R]:
 @contextmanager
 def exporting(value: bool) -> Iterator[None]:
     """Set torch's compiling and exporting flags, which tell model code that there is no data."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {flag: getattr(torch.compiler, flag) for flag in flags}
-    try:
-        for flag in flags:
-            setattr(torch.compiler, flag, value)
+    with replaced(torch.compiler, _is_compiling_flag=value, _is_exporting_flag=value):
         yield
-    finally:
-        for flag, value in before.items():
-            setattr(torch.compiler, flag, value)

@@ -17,9 +17,9 @@ from shardwright.planner.contract.plan_figures import Phase
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass
-from shardwright.planner.cost.redistribution import Traffic
+from shardwright.planner.cost.redistribution_costs import Traffic
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.strategies.op_strategies import OpShards, Strategy
+from shardwright.planner.strategies.op_strategies import Strategy
 from shardwright.planner.strategies.states import States
 from shardwright.planner.units import human_bytes
 from shardwright.planner.verify.check import Assignment, distinct, split_axes
@@ -129,15 +129,11 @@ class Bill:
                 )
             if times:
                 out.append((traffic, times))
-        for name in self.costs.holdings.stored:
-            averaging = costs.averaging(name, self.assignment[name])
-            if averaging is not None:
-                out.append((averaging, 1))
-        for name in sorted(costs.travellers):
-            out.append(
-                (costs.travelling(name, self.assignment[name], run or self.costs.passes[0]), 1)
-            )
-        return out
+        state, here = self.assignment, run or self.costs.passes[0]
+        averaged = (costs.averaging(name, state[name]) for name in self.costs.holdings.stored)
+        out += [(traffic, 1) for traffic in averaged if traffic is not None]
+        sent = (costs.travelling(name, state[name], here) for name in sorted(costs.travellers))
+        return [*out, *((traffic, 1) for traffic in sent)]
 
     @cached_property
     def ops(self) -> list[tuple[Op, int]]:
@@ -161,18 +157,17 @@ class Bill:
     def traffic(self, edge: tuple[str, str, str], run: Pass | None = None) -> Traffic | None:
         """Return the traffic of a redistribution in a pass; None if it is not possible."""
         before, source, target = map(self.assignment.__getitem__, edge)
-        found, _ = self.costs.redistributions.inner(edge[1], before, source, target, run)
+        found = self.costs.redistributions.inner(edge[1], before, source, target, run)
         again = (run or self.costs.passes[0]).trains and edge[2] in self.costs.recomputation.again
         return found.repeated() if found is not None and again else found
 
     def _strategy(self, op: Op) -> Strategy:
         have = tuple(self.assignment[n] for n in (*op.inputs, *op.outputs))
         rule = self.costs.axes.rules.get(op.name)
-        split: OpShards | str = frozenset()
-        if rule is not None:
-            sides = (*rule.operands, *rule.results)
-            split = split_axes(sides, have, self.costs.states, op)
-        return Strategy(have, frozenset() if isinstance(split, str) else split)
+        if rule is None:
+            return Strategy(have)
+        split = split_axes((*rule.operands, *rule.results), have, self.costs.states, op)
+        return Strategy(have) if isinstance(split, str) else Strategy(have, split)
 
     @cached_property
     def _changes(self) -> list[tuple[tuple[str, str, str], bool, int]]:
@@ -202,17 +197,11 @@ NAMED = 3
 
 def largest(graph: Graph, costs: Costs, assignment: Assignment) -> str:
     """Return the parameters with most bytes on a rank in words, summed over equal layers."""
-    sizes: dict[str, int] = {}
-    whole: set[str] = set()
-    seen: set[str] = set()
-    for use in graph.uses:
-        if use.stored in seen:
-            continue
-        seen.add(use.stored)
-        name, state = pattern(use.fqn), assignment[use.stored]
-        size = graph.times(use.stored) * costs.sizes.at_rest(use.stored, state)
-        sizes[name] = sizes.get(name, 0) + size
-        if not state.shards and use.stored not in costs.sizes.spread:
+    sizes, whole = Counter[str](), set[str]()
+    for stored, fqn in {use.stored: use.fqn for use in reversed(graph.uses)}.items():
+        name, state = pattern(fqn), assignment[stored]
+        sizes[name] += graph.times(stored) * costs.sizes.at_rest(stored, state)
+        if not state.shards and stored not in costs.sizes.spread:
             whole.add(name)
     ordered = sorted(sizes, key=lambda name: (-sizes[name], name))[:NAMED]
     words = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.lengths import holds, names_in
+from shardwright.planner.contract.length_comparisons import holds, names_in
 from shardwright.planner.contract.names import (
     MASKS,
     PAGED,

@@ -1,6 +1,6 @@
 """Redistributes local tensors between two placements, forward and backward.
 
-`planner/contract/redistribute.py` determines the steps, from the table in `transitions.py`.
+`planner/contract/redistribution_steps.py` determines the steps, from the table in `transitions.py`.
 Those of a sharded dim are in `split.py`.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.redistribute import Step, steps
+from shardwright.planner.contract.redistribution_steps import Step, steps
 from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.lengths import Length

@@ -14,8 +14,8 @@ from click.testing import Result
 
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.report.report import to_text
 from tests.cli.conftest import Run
+from tests.planning import as_text
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -95,7 +95,7 @@ def test_report_has_no_colours_and_fits_100_columns(planned: tuple[Path, Result]
     text = planned[1].stdout
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
-    assert text == to_text(Plan.load(planned[0]))
+    assert text == as_text(Plan.load(planned[0]))
 
 
 def test_report_says_what_is_split_how(planned: tuple[Path, Result]) -> None:

@@ -13,7 +13,7 @@ import shardwright
 from shardwright.errors import PluginError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports import exports
-from shardwright.planner.exports.parameters import Row, rows
+from shardwright.planner.exports.parameter_table import Row, rows
 from tests.cli.conftest import Run
 
 MLP = "model.layers.*.mlp"

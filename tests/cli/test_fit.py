@@ -13,9 +13,9 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices import device
 from shardwright.planner.report import fit, tables
 from shardwright.planner.report.diff import Difference, diff_report, differences
-from shardwright.planner.report.report import to_text
 from shardwright.planner.wording import ranges
 from tests.cli.conftest import Run
+from tests.planning import as_text
 
 
 def test_a_plan_that_does_not_fit_is_written_and_refused(
@@ -73,7 +73,7 @@ def test_equal_layers_are_one_row(planned: tuple[Path, Result]) -> None:
     found = Plan.load(planned[0])
     spec = found.modules["model.layers.*.mlp.down_proj"]
     layers = {f"model.layers.{n}.mlp.down_proj": spec for n in (3, 4, 5, 7)}
-    text = to_text(found.model_copy(update={"modules": layers}))
+    text = as_text(found.model_copy(update={"modules": layers}))
     assert "model.layers.3-5, 7 (4 layers)" in text
     assert text.count("mlp.down_proj.weight") == 1
     assert ranges([2, 1, 9]) == "1-2, 9"
@@ -83,7 +83,7 @@ def test_names_are_not_broken(planned: tuple[Path, Result]) -> None:
     found = Plan.load(planned[0])
     name = "a_module_with_a_long_name." * 5 + "down_proj"
     spec = found.modules["model.layers.*.mlp.down_proj"]
-    assert f"{name}.weight" in to_text(found.model_copy(update={"modules": {name: spec}}))
+    assert f"{name}.weight" in as_text(found.model_copy(update={"modules": {name: spec}}))
 
 
 def test_parameters_of_another_model_are_absent(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.lengths import holds
+from shardwright.planner.contract.length_comparisons import holds
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from tests.planning import plan

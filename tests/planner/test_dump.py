@@ -10,7 +10,7 @@ from torch import nn
 from shardwright import InfeasibleError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prepare import prepare
-from shardwright.planner.problem.names import axis_names
+from shardwright.planner.problem.readable_names import axis_names
 from tests import planning
 from tests.cli.conftest import tiny
 

@@ -19,7 +19,8 @@ from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
-from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, fewest, search
+from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, search
+from shardwright.planner.search.recomputed_blocks import fewest
 from shardwright.planner.search.restrictions import Restrictions
 from shardwright.planner.search.search_state import Attempt, attempted, start
 from shardwright.planner.search.solution import SolverOptions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.contract.lengths import holds, parsed
+from shardwright.planner.contract.length_comparisons import holds, parsed
 from shardwright.planner.prepare import prepare
 from shardwright.planner.search import traced_model
 from shardwright.runtime.api import apply

@@ -20,9 +20,9 @@ from shardwright.planner.contract.mesh import hosts_of
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
-from shardwright.planner.report.report import to_text
 from shardwright.planner.search import ladder, meshes, restrictions, traced_model
 from shardwright.planner.search.task import Task
+from tests.planning import as_text
 
 H100 = device("h100-nvlink")
 L4 = device("l4-pcie")
@@ -97,7 +97,7 @@ def test_what_crosses_hosts_is_counted_apart() -> None:
     assert ways and ways <= {"ring", "levels"}
     for way in ways:
         how = "in a ring" if way == "ring" else "by levels"
-        assert f"all-reduce over 2 hosts {how}" in to_text(plan)
+        assert f"all-reduce over 2 hosts {how}" in as_text(plan)
     one = planned(mesh={"dp": 2, "tp": 2}, phase="train", batch=2)
     sums = [
         (
@@ -194,14 +194,14 @@ def _or_none(**how: Any) -> Plan | None:
 
 def test_the_report_has_all_meshes_and_how_to_start() -> None:
     plan = planned(cluster=shardwright.Cluster(2, 2), phase="prefill,decode:8", batch=4)
-    text = to_text(plan)
+    text = as_text(plan)
     for choice in plan.meshes:
         assert ",".join(f"{name}={size}" for name, size in choice.mesh.items()) in text
     assert "PREFILL_TOKENS/S" in text and "TOKENS/S/USER" in text and "x the time" in text
     assert launch_line(plan).startswith("torchrun --nproc-per-node 2 --nnodes 2 ")
     assert prod(plan.mesh.values()) == 4
     least = planned(cluster=shardwright.Cluster(1, 2), batch=2, objective="memory")
-    assert least.mesh == {"tp": 2} and "times the bytes" in to_text(least)
+    assert least.mesh == {"tp": 2} and "times the bytes" in as_text(least)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from shardwright.planner.prepare import read
 from shardwright.planner.problem.builder import ACTIONS, BYTES, TIE
 from shardwright.planner.problem.objective import BYTE_PRICES, primary, weighed_time
 from shardwright.planner.search.restrictions import Restrictions, formulate
-from shardwright.planner.search.solution import predicted_of
+from shardwright.planner.search.solution import predicted
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.search.unfolded import unfolded
 from shardwright.planner.solvers.problem import CostVector
@@ -75,7 +75,7 @@ def best_of_all(model: TracedModel, mesh: Mapping[str, int], dp: Any, room: int)
     def total(values: tuple[int, ...]) -> Best:
         states = network.assignment(small.expand(values))
         layouts = Layouts(task.graph, formulation.costs.states, states)
-        cost = predicted_of(task, layouts, unfolded(task, layouts, formulation.costs))
+        cost = predicted(task, layouts, unfolded(task, layouts, formulation.costs))
         assert cost.memory is not None
         return Best(cost.time_ns, cost.memory.total)
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.planner.contract.mesh import coords_of
-from shardwright.planner.contract.redistribute import steps as done
+from shardwright.planner.contract.redistribution_steps import steps as done
 from shardwright.planner.contract.transitions import Kind
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import refine
-from shardwright.planner.strategies.redistribute import steps
+from shardwright.planner.strategies.mask_steps import steps
 from shardwright.planner.strategies.state import kind_on
 from shardwright.planner.strategies.states import States
 from tests.planning import trace

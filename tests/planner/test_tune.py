@@ -17,10 +17,10 @@ from shardwright.planner import tune as tuning
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prepare import prepare
-from shardwright.planner.report.report import to_text
 from shardwright.planner.search.ladder import search
 from shardwright.planner.search.search_state import SearchState
 from tests import planning
+from tests.planning import as_text
 
 CONFIG = transformers.LlamaConfig(
     hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -69,7 +69,7 @@ def test_another_is_kept_if_it_is_faster(
     assert found.modules == (others[1] if kept else ended).plan.modules
     assert [trial.share for trial in found.trials[:2]] == [best, 1.5]
     assert found.trials[0].pins == others[1].plan.pins
-    words = " ".join(to_text(found).split())
+    words = " ".join(as_text(found).split())
     assert (f"this one was the fastest, with {best:.2f} times" in words) == kept
     assert Plan.from_json(found.to_json()) == found
     assert shardwright.check(found, CONFIG).digest == found.digest

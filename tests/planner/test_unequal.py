@@ -19,11 +19,11 @@ from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.dims import apportioned, local_ranges
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.report.report import to_text
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.equal import assert_equal_to_the_whole
 from tests.marks import long
+from tests.planning import as_text
 from tests.ranks import run_ranks
 
 CONFIG = transformers.LlamaConfig(
@@ -110,7 +110,7 @@ def test_parts_by_what_is_left_of_memory() -> None:
     first, second, _ = map(int, placement(plan, UP).partition(":")[2].partition(",")[0].split(":"))
     assert abs(first / second - plan.workload.shares[0] / plan.workload.shares[1]) < 0.01
     assert shardwright.check(plan, CONFIG).digest == plan.digest
-    assert "286.1 MiB, " in to_text(plan) and "by rank" in to_text(plan)
+    assert "286.1 MiB, " in as_text(plan) and "by rank" in as_text(plan)
 
 
 def test_what_fits_in_no_way() -> None:

@@ -14,7 +14,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import resolve
 from shardwright.planner.contract.mesh import with_sub_axes
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.redistribute import side
+from shardwright.planner.contract.redistribution_steps import side
 from shardwright.planner.contract.transitions import TRANSITIONS, Work
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh

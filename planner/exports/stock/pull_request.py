@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.proven import Model, proven
-from shardwright.planner.exports.stock.runtimes import by_class
+from shardwright.planner.exports.stock.runtimes import by_class, rendered
 from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
 from shardwright.planner.exports.stock.table import WHOLE
 from shardwright.planner.on_ranks.stock import Table
@@ -53,11 +52,8 @@ def emit(plan: Plan, model: Any = None, **how: Any) -> str:
     changes = [(type(whole.config), "base_model_tp_plan", base), (type(whole), "_tp_plan", head)]
     small: Any = subject.small
     experts: Any = getattr(whole, "get_experts_implementation", dict)()
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    ).get_template("pull_request.md.jinja")  # fmt: skip
-    return template.render(
+    return rendered(
+        "pull_request.md",
         plan=plan,
         stock=stock,
         lost=found.lost(),

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import nn
 
 from shardwright.errors import PlanError
@@ -88,16 +90,8 @@ def to_torch(plan: Plan, model: Any = None, **how: Any) -> str:
     )
     lost, proof = found.lost(), found.proof()
     held, ahead = lost["bytes_a_rank"], lost["collectives_forward"]
-    title = f'''"""{plan.model.architecture} on {plan.mesh["tp"]} ranks, for torch.
-
-A rank holds {held["table"]:,} bytes ({held["plan"]:,} by the plan, {held["unsplit"]:,} unsplit).
-A forward pass takes {ahead["table"]} collectives ({ahead["plan"]} by the plan). A small model split
-so on {proof["ranks"]} ranks differs from the unsplit one by {proof["logits"]:.1e} (logits) and
-{proof["gradients"]:.1e} (gradients).
-"""
-
-'''
-    return title + source(found.table, subject.whole)
+    figures = {"plan": plan, "held": held, "ahead": ahead, "proof": proof}
+    return source(found.table, subject.whole, **figures)
 
 
 def by_class(table: Mapping[str, str], model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
@@ -110,8 +104,11 @@ def by_class(table: Mapping[str, str], model: nn.Module) -> tuple[dict[str, str]
     return base, {k: s for k, s in kept.items() if not k.startswith(prefix)}
 
 
-def source(table: Mapping[str, str], model: nn.Module) -> str:
-    """Return torch code that carries out `table`, for `model` with any layer numbers."""
+def source(table: Mapping[str, str], model: nn.Module, **figures: Any) -> str:
+    """Return torch code that carries out `table`, for `model` with any layer numbers.
+
+    With `figures`, it begins with them.
+    """
     styles = {key: IN_TORCH[style] for key, style in table.items() if style != WHOLE}
     first: dict[int, str] = {}
     ties = {  # torch's styles would untie tied parameters
@@ -119,10 +116,16 @@ def source(table: Mapping[str, str], model: nn.Module) -> str:
         for name, p in model.named_parameters(remove_duplicate=False)
         if first.setdefault(id(p), name) != name
     }
-    return _FOR_TORCH.format(
-        styles="".join(f'    "{key}": {style},\n' for key, style in styles.items()),
-        ties="".join(f'    "{name}": "{other}",\n' for name, other in ties.items()),
-    )
+    return rendered("parallelize.py", styles=styles, ties=ties, **{"held": None, **figures})
+
+
+def rendered(name: str, **values: Any) -> str:
+    """Return what a template of this folder becomes with these values."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template(f"{name}.jinja").render(**values)
 
 
 def _not_in_torch(table: Mapping[str, str]) -> str | None:
@@ -156,47 +159,5 @@ def _with_own_style(plan: Plan, model: Model) -> str:
             f", gradients by {ran.gradients:.1e} ({ran.worst}), or holds {ran.share:.0%} of all "
             "bytes: use shardwright.load"
         )
-    return _WITH_OWN_STYLE.format(
-        name=plan.model.architecture,
-        tp=plan.mesh["tp"],
-        ours=max(plan.predicted.parameter_bytes),
-        unsharded=plan.predicted.unsharded_bytes,
-        ranks=ranks,
-        logits=ran.logits,
-        gradients=ran.gradients,
-        plan=json.dumps(plan.model_dump(), sort_keys=True),
-    )
-
-
-_FOR_TORCH = '''from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-STYLES = {{
-{styles}}}
-TIED = {{
-{ties}}}
-
-
-def parallelize(model, mesh):
-    """Split a whole model over the ranks of `mesh`, in place; every rank calls this."""
-    parallelize_module(model, mesh, STYLES)
-    for name, other in TIED.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, model.get_parameter(other))
-    return model
-'''
-
-_WITH_OWN_STYLE = '''"""A plan of {name} on {tp} ranks, for transformers: on each rank
-
-    config = DistributedConfig(tp_size={tp}, tp_plan=tp_plan)
-    model = AutoModelForCausalLM.from_pretrained(..., distributed_config=config)
-
-A rank holds {ours:,} of {unsharded:,} bytes, as the plan says. A small model of the same structure,
-planned alike for {ranks} ranks and split so by transformers, differs from the unsplit one by
-{logits:.1e} (logits) and {gradients:.1e} (gradients).
-"""
-
-import shardwright
-
-tp_plan = shardwright.tp_plan(shardwright.Plan.from_json(r"""{plan}"""))
-'''
+    text = json.dumps(plan.model_dump(), sort_keys=True)
+    return rendered("own_style.py", plan=plan, ranks=ranks, ran=ran, text=text)

@@ -72,7 +72,8 @@ def _linear(at: Subject) -> Table | None:
     if dims == [0]:
         if not at.whole and _is_latent(at):
             return {"": LATENT}
-        if at.whole or _gives_whole(at.spec):
+        gathers = any(not split_dims(parse(change.target)) for change in at.spec.outputs)
+        if at.whole or gathers:
             return {"": COLUMN[1]}
         if _contiguous(at.plan, weight, 0):
             return {"": COLUMN[0]}
@@ -192,11 +193,6 @@ def split_dims(placement: Placement) -> list[int]:
     """Return the sharded dims of a tensor."""
     replicated = placement.replicated().dims
     return [d for d, dim in enumerate(placement.dims) if dim != replicated[d]]
-
-
-def _gives_whole(spec: ModulePlan) -> bool:
-    """Return whether the plan gathers the output of a layer."""
-    return any(not split_dims(parse(change.target)) for change in spec.outputs)
 
 
 def _contiguous(plan: Plan, placed: Placement, dim: int, parts: int = 1) -> bool:

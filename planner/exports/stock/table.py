@@ -72,12 +72,9 @@ def held(
     """
     styles = read(table, model).parameters if table else {}
     out: dict[str, int] = {}
-    seen: set[int] = set()
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    for name, tensor in sorted(every, key=lambda item: item[0] not in styles):
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
+    every.sort(key=lambda item: item[0] not in styles)
+    for name, tensor in {id(tensor): (name, tensor) for name, tensor in reversed(every)}.values():
         shape = list(tensor.shape)
         dim = split_dim(style_of(styles[name]), name, len(shape)) if name in styles else None
         if dim is not None:

@@ -53,7 +53,8 @@ class PartModel:
         for part, column in zip(parts, columns, strict=True):
             found = self.cp.Domain.from_values(sorted(set(column)))
             integers.append(model.new_int_var_from_domain(found, part.name))
-            model.add(self._sum(list(literals.values()), column) == integers[-1])
+            total = self.cp.LinearExpr.weighted_sum(list(literals.values()), column)
+            model.add(total == integers[-1])
         self.values.append(literals)
         self.parts.append(integers)
         self._meaning.append(meaning)
@@ -77,9 +78,6 @@ class PartModel:
             for x, literal in self.values[v].items():
                 model.add(self.cp.LinearExpr.sum(held[x]) == literal)
         return rows
-
-    def _sum(self, terms: Sequence[Any], weights: Sequence[int]) -> Any:
-        return self.cp.LinearExpr.weighted_sum(terms, weights)
 
     def hint(self, assignment: Sequence[int]) -> None:
         """Set the hint of the model: the value of each integer and literal for an assignment."""

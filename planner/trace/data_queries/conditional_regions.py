@@ -24,7 +24,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_code import ConditionalCode, skipped_code
 from shardwright.planner.trace.data_queries.errors import NeedsData
 from shardwright.planner.trace.data_queries.model_code import frames
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.rules.call import name_of
 

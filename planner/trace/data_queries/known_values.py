@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.planner.trace.data_queries.model_code import torch_goes_on
-from shardwright.planner.trace.record.arguments import mapped, tensors_in
+from shardwright.planner.trace.record.op_tensors import mapped, tensors_in
 
 MAX_ELEMENTS = 1 << 16
 """Values of results with this many elements or more are not kept, unless operands have as many."""
@@ -165,11 +165,11 @@ class KnownValues:
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
         """Forget the values of tensors in memory that an op writes unknown values to."""
-        if func._schema.is_mutable:
-            pairs = zip(func._schema.arguments, args, strict=False)
-            written = {_place(x) for a, x in pairs if _writes(a) and isinstance(x, Tensor)}
-            for tensor in [t for t in self._values if _place(t) in written]:
-                del self._values[tensor]
+        pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
+        for argument, x in pairs:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(x, Tensor):
+                self.drop(x)
 
 
 @contextmanager
@@ -177,10 +177,6 @@ def on_data() -> Iterator[None]:
     """Context manager in which tensor functions run without any mode."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
-
-
-def _writes(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _place(tensor: Tensor) -> int:

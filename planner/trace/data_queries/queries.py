@@ -320,8 +320,9 @@ class DataQueries(TorchFunctionMode):
         x, index = args
         parts = index if isinstance(index, tuple) else (index,)
         if any(map(_is_list, parts)) and x.is_meta and self.value(x) is not None:
-            made = tuple(self._listing(x, p) if _is_list(p) else p for p in parts)
-            return func(x, made)
+            on = {"device": x.device}
+            made = (self._constant(torch.tensor, (p,), on) if _is_list(p) else p for p in parts)
+            return func(x, tuple(made))
         masks = [p for p in parts if isinstance(p, Tensor) and p.dtype == torch.bool and p.dim()]
         if not masks:
             return self._row_of(x, parts) if self.regions.passes else NotImplemented
@@ -332,9 +333,6 @@ class DataQueries(TorchFunctionMode):
         has_value = self.value(masks[0]) is not None
         rows = torch.where(masks[0]) if has_value else self._selected(masks[0], by_dim=True)
         return func(x, tuple(i for p in parts for i in (rows if p is masks[0] else (p,))))
-
-    def _listing(self, x: Tensor, numbers: list[int]) -> Tensor:
-        return self._constant(torch.tensor, (numbers,), {"device": x.device})
 
     def _row_of(self, x: Tensor, parts: tuple[Any, ...]) -> Any:
         """Index in a pass of a loop over rows; the first row stands for one that is out of bounds.

@@ -8,7 +8,7 @@ tried. Widths are guesses at first: a trial says what the layer wants that takes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -84,10 +84,6 @@ def _numbers(at: Subject, name: str) -> Iterator[Option]:
     yield {name: _of()}
 
 
-def _labels(at: Subject, name: str) -> Iterator[Option]:
-    yield {name: _of(TRACE_BATCH, dtype=INTS)}
-
-
 def _vectors(at: Subject, name: str) -> Iterator[Option]:
     yield {name: at.floats(TRACE_BATCH, WIDTH)}
     yield {name: at.floats(TRACE_BATCH, TRACE_SOURCE, WIDTH)}
@@ -125,16 +121,6 @@ def _places(at: Subject, name: str) -> Iterator[Option]:
         yield {name: _of(TRACE_BATCH, length, count)}
 
 
-def _pairs(at: Subject, name: str) -> Iterator[Option]:
-    """Yield the sizes of images, or where they were cut."""
-    yield {name: _of(TRACE_BATCH, 2)}
-
-
-def _counts(at: Subject, name: str) -> Iterator[Option]:
-    """Yield how many frames, rows and columns the tokens of latents are: all are in one row."""
-    yield {name: TRACE_SEQ if name == "width" else 1}
-
-
 def _conditions(at: Subject, name: str) -> Iterator[Option]:
     """Yield what diffusers calls added conditions: none, of texts, of sizes, and of images."""
     texts = at.floats(TRACE_BATCH, WIDTH)
@@ -149,14 +135,16 @@ def _of(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-KINDS: tuple[tuple[str, Callable[[Subject, str], Iterator[Option]]], ...] = (
+KINDS: tuple[tuple[str, Callable[[Subject, str], Iterable[Option]]], ...] = (
     (r"^added_cond_kwargs$", _conditions),
-    (r"controlnet|residual|kv_cache", lambda at, name: iter(())),
+    (r"controlnet|residual|kv_cache", lambda at, name: ()),
     (r"mask", _masks),
-    (r"^(num_frames|height|width)$", _counts),
-    (r"_size$|crop|target_size", _pairs),
+    # How many frames, rows and columns the tokens of latents are: all are in one row.
+    (r"^width$", lambda at, name: [{name: TRACE_SEQ}]),
+    (r"^(num_frames|height)$", lambda at, name: [{name: 1}]),
+    (r"_size$|crop|target_size", lambda at, name: [{name: _of(TRACE_BATCH, 2)}]),
     (r"_ids$|_ids_|rope_pos", _places),
-    (r"class_labels|token_type|style", _labels),
+    (r"class_labels|token_type|style", lambda at, name: [{name: _of(TRACE_BATCH, dtype=INTS)}]),
     (r"time|sigma|^t$|guidance$|^fps$|^ofs$|noise", _numbers),
     (r"pool|proj_embed|global_hidden", _vectors),
     (r"encoder_hidden|embed|feats|text|clip|context", _sequences),

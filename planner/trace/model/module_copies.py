@@ -45,7 +45,8 @@ def duplicate(
     hollow = hollow or Hollow()
     modules = [part for _, part in module.named_modules({*hollow.modules})]
     parts = [vars(part) for part in (*modules, *hollow.modules)]
-    made = {id(value): new for value in _kept(parts) if (new := _instead(value)) is not None}
+    kept = (value for part in parts for name, value in part.items() if name not in OWN)
+    made = {id(value): new for value in kept if (new := _instead(value)) is not None}
     copied: dict[int, Any] = {**_empty(parts), **made, **(memo or {})}
     shells = {part: type(part).__new__(type(part)) for part in hollow.modules}
     copied |= {id(part): shell for part, shell in shells.items()}
@@ -58,7 +59,10 @@ def duplicate(
     within = {id(inner) for part in shells for inner in part.modules()} - known
     hollow.asked |= not within.isdisjoint(copied)  # reached by other attributes
     places: list[tuple[dict[Any, Any], Any]] = [(vars(m), name) for _, m, name, _ in functions(out)]
-    places += [(table, key) for m in out.modules() for table in _hooks(m) for key in table]
+    for m in out.modules():
+        before, behind = m._forward_pre_hooks, m._forward_hooks
+        hooks = (before, behind, m._backward_pre_hooks, m._backward_hooks)
+        places += [(table, key) for table in hooks for key in table]
     for table, key in places:
         if isinstance(table[key], FunctionType) and table[key].__closure__:
             table[key] = rebound(table[key], lambda v: copied.get(id(v), v))
@@ -112,21 +116,6 @@ def _copied(state: Mapping[str, Any], copied: dict[int, Any]) -> dict[str, Any]:
     """Return copies of attributes."""
     pairs = state.items()
     return {k: v if type(v) in ATOMS else copy.deepcopy(v, copied) for k, v in pairs}
-
-
-def _kept(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    for part in parts:
-        yield from (value for name, value in part.items() if name not in OWN)
-
-
-def _hooks(part: nn.Module) -> tuple[dict[Any, Any], ...]:
-    """Return the tables of hooks of a module that see its calls."""
-    return (
-        part._forward_pre_hooks,
-        part._forward_hooks,
-        part._backward_pre_hooks,
-        part._backward_hooks,
-    )
 
 
 def _empty(parts: Iterable[Mapping[str, Any]]) -> dict[int, Any]:

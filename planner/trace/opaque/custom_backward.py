@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.trace.data_queries.model_code import is_plumbing
+from shardwright.planner.trace.thread_patches import replaced
 
 Function: Any = torch.autograd.Function
 LONGEST = 4
@@ -51,11 +52,8 @@ class OwnGradients:
                     self.unsplit += ends
             return found
 
-        Function.apply = classmethod(apply)
-        try:
+        with replaced(Function, apply=classmethod(apply)):
             yield
-        finally:
-            Function.apply = before
 
 
 def _is_real(value: Any) -> bool:

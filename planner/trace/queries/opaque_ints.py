@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.planner.trace.data_queries.conditional_regions import inner
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
 from shardwright.planner.trace.sizes.size_facts import sizes_given
 

@@ -33,6 +33,7 @@ from torch import nn
 from shardwright.planner.trace.data_queries.branch_paths import answer_for_all
 from shardwright.planner.trace.data_queries.model_code import is_plumbing
 from shardwright.planner.trace.queries.harmless import harmless
+from shardwright.planner.trace.thread_patches import replaced
 
 MAKES_CONTEXTS = "transformers.utils."
 """Package that queries autocast only to decide whether it needs a context that turns it off."""
@@ -65,7 +66,7 @@ _present = _Present()
 @contextmanager
 def noted(autocast: torch.dtype | None = None) -> Iterator[Asked]:
     """Note the queries of model code in this thread; `autocast` is the dtype if it is to be on."""
-    thread, outer, asked = get_ident(), _present.asked, Asked(autocast_dtype=autocast)
+    thread, asked = get_ident(), Asked(autocast_dtype=autocast)
 
     def get(self: nn.Module) -> bool:
         if get_ident() == thread and not asked.training:
@@ -75,13 +76,8 @@ def noted(autocast: torch.dtype | None = None) -> Iterator[Asked]:
     def put(self: nn.Module, value: bool) -> None:
         self.__dict__["training"] = value
 
-    nn.Module.training = property(get, put)  # type: ignore[assignment]
-    _present.asked = asked
-    try:
+    with replaced(nn.Module, training=property(get, put)), replaced(_present, asked=asked):
         yield asked
-    finally:
-        _present.asked = outer
-        del nn.Module.training
 
 
 def _about_gradients(frame: Any, name: str, torchs: Callable[..., Any], *args: Any) -> Any:
@@ -142,13 +138,12 @@ def answered() -> Iterator[None]:
         enter(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
     held = [(names, name, question, names[name]) for names, name, question in _bindings()]
-    torch.autocast.__init__ = enter_autocast
     try:
         for names, name, question, before in held:
             names[name] = answering(question, before)
-        yield
+        with replaced(torch.autocast, __init__=enter_autocast):
+            yield
     finally:
-        torch.autocast.__init__ = enter
         for names, name, _, before in held:
             names[name] = before
 

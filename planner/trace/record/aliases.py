@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.planner.trace.data_queries.errors import Unproven
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 
 
 class Aliases:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.record import Call
 from shardwright.runtime.boundary.hooks import is_trusted
 
@@ -69,17 +69,15 @@ class HookLeaks:
             found = hook(module, *shown)
             made = [x for one in self._calls()[first:] for x in tensors_in(one.result)]
             self._within |= {*range(first, len(self._calls()))}
-            given_back = [*tree_leaves(found), *(self._held() if made else ())]
+            modules = self._root.modules() if made else ()
+            stores = (store for m in modules for store in (m._parameters, m._buffers))
+            given_back = [*tree_leaves(found), *(x for store in stores for x in store.values())]
             made += [inner(x) for x in tree_leaves(shown) if isinstance(x, Tensor)]
             others = {id(inner(x)) for x in given_back if isinstance(x, Tensor)}
             self._own |= {id(x): x for x in made if id(x) not in others}
             return found
 
         return call
-
-    def _held(self) -> Iterator[Tensor | None]:
-        for module in self._root.modules():
-            yield from (*module._parameters.values(), *module._buffers.values())
 
 
 def _alias(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.model.shared_memory import shares
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.record import Call
 
 

@@ -31,9 +31,9 @@ from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
-from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
 from shardwright.planner.trace.record.hook_leaks import HookLeaks
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.own_tensors import OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import (

@@ -33,10 +33,10 @@ from shardwright.planner.trace.data_queries.known_values import DRAWS, OF_SIZES
 from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
-from shardwright.planner.trace.record.arguments import mapped, tensors_in
 from shardwright.planner.trace.record.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.record.boundaries import BOUNDARY, PASSES, WRITES, CallStack
 from shardwright.planner.trace.record.fake_mode import DEVICE, META, OnMeta
+from shardwright.planner.trace.record.op_tensors import mapped, tensors_in
 from shardwright.planner.trace.record.record import Call, Passed, Untraced
 from shardwright.rules.added import added
 from shardwright.rules.call import name_of

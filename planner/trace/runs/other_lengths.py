@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shardwright.planner.contract.lengths import holds, numbers_in, sizes_in
+from shardwright.planner.contract.length_comparisons import holds, numbers_in, sizes_in
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 from shardwright.planner.trace.model.source import Source, named_inputs

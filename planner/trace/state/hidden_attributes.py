@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.planner.trace.state.attribute_reads import Place
+from shardwright.planner.trace.thread_patches import replaced
 
 HIDDEN = "_shardwright_hidden"
 """The attribute that holds the hidden values."""
@@ -52,11 +53,8 @@ def _watched() -> Iterator[None]:
         hides = vars(self).get(HIDDEN)
         return _show(self, name) if hides and name in hides else before(self, name)
 
-    nn.Module.__getattr__ = get  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(nn.Module, __getattr__=get):
         yield
-    finally:
-        nn.Module.__getattr__ = before  # type: ignore[method-assign]
 
 
 def _show(module: nn.Module, name: str) -> Any:

@@ -256,13 +256,10 @@ class KeptState:
             found = [m.before for m in self._made if m.plain and m.training is training]
             unlike = min((self._unlike(after, each) for each in found), key=len)
             for place in unlike:
-                if not (is_one_number(after.get(place)) and self._is_count(place)):
+                looks = [after, *(m.before for m in self._made)]
+                if not all(is_one_number(look.get(place)) for look in looks):
                     raise self._keeps(place)
             self.numbers.are_in({*unlike})
-
-    def _is_count(self, place: Place) -> bool:
-        """Return whether all runs found a single number there."""
-        return all(is_one_number(m.before.get(place)) for m in self._made)
 
     def _unlike(self, one: Look, other: Look) -> list[Place]:
         """Return the attributes that code reads and that differ between two looks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -18,7 +18,6 @@ from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.runs.decoding import EMBEDDED
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.sizes.expressions import evaluate
-from shardwright.rules.call import OpCall
 
 TOKENS = tuple(name for embeds, ids in EMBEDDED.items() for name in (ids, embeds))
 """Arguments of tokens, or of their embeddings."""
@@ -161,7 +160,8 @@ def overwritten(graph: Graph) -> set[str]:
     def viewed(op: Op, _: str) -> str | None:
         return op.inputs[0] if is_view(op.call) else None
 
-    return _behind(graph, graph.marks.overwritten, viewed)
+    before = sources(graph, viewed)
+    return {n for name in graph.marks.overwritten for n in (name, *nx.descendants(before, name))}
 
 
 def joined(graph: Graph, root: nn.Module) -> set[str]:
@@ -208,23 +208,11 @@ def logits(graph: Graph) -> set[str]:
         alike = len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape
         return sources[0] if alike else None
 
-    few = {op.outputs[0] for op in graph.ops if op.call.op == "linear" and _narrows(op.call)}
+    linear = (op for op in graph.ops if op.call.op == "linear")
+    few = {op.outputs[0] for op in linear if op.call.results[0][-1:] < op.call.operands[0][-1:]}
     before = sources(graph, reshaped)
     chains = ({n, *nx.descendants(before, n)} for n in graph.marks.logits)
     return {n for chain in chains if few.isdisjoint(chain) for n in chain}
-
-
-def _narrows(call: OpCall) -> bool:
-    """Return whether a linear op has fewer output features than input features."""
-    return call.results[0][-1:] < call.operands[0][-1:]
-
-
-def _behind(
-    graph: Graph, names: Iterable[str], operand: Callable[[Op, str], str | None]
-) -> set[str]:
-    """Return `names` and the tensors that they come from; `operand` is as in `sources`."""
-    before = sources(graph, operand)
-    return {n for name in names for n in (name, *nx.descendants(before, name))}
 
 
 def modes(graph: Graph, runs: Sequence[Run]) -> set[tuple[str, str]]:

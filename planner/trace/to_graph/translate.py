@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,8 +23,8 @@ from shardwright.planner.graph.graph import (
     Use,
 )
 from shardwright.planner.trace.data_queries.conditional_regions import SAME
-from shardwright.planner.trace.record import boundaries as boundaries
-from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record import boundaries
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recorder import seen_by
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, reads_of
@@ -34,6 +34,8 @@ from shardwright.rules.call import OpCall, Operand, name_of
 from shardwright.rules.normalization import UPDATED
 
 DETACH = torch.ops.aten.detach.default
+
+T = TypeVar("T")
 
 IGNORED = {
     "_assert_async",
@@ -66,7 +68,8 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     # Outputs of modules are computed, and priced, even if nothing reads them; they get no gradient.
     # Inputs that nothing reads, such as tensors that a cache holds already, may have any placement.
     crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
-    idle = {id(c) for c in crossed if record.taken[c.traced_call] and _enters(c)} - read
+    entering = [c for c in crossed if boundaries.read_tag(c.args[1])[1] == "in"]
+    idle = {id(c) for c in entering if record.taken[c.traced_call]} - read
     given = [call.result for call in crossed if id(call) not in idle]
     calls = origins.alive([*needed, *given])
     for call in calls:
@@ -74,59 +77,65 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph = translator.graph
     graph.passed = _passed(record, calls, translator, origins)
     graph.outputs = [translator.name_of(t) for t in record.outputs]
-    graph.returned_slots = record.given
+    graph.returned_slots, graph.draws = record.given, record.draws
     graph.cache_classes, graph.cache_arguments = record.states, record.taken
-    graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
-    marks, names = graph.marks, translator.names
-    marks.in_place = {(translator.name_of(a), translator.name_of(b)) for a, b in _in_place(record)}
-    marks.changed_in_regions = {
-        (translator.name_of(a), translator.name_of(b)) for a, b in record.changed_in_regions
-    }
-    marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
-    marks.data_sized = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
-    masks = (loop.mask for loop in record.regions if loop.mask is not None)
-    marks.loop_masks = {translator.name_of(mask) for mask in masks}
-    marks.in_regions = _looped(record, names)
-    marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
-    graph.draws = record.draws
-    marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
-    whole, unsplit = record.own_gradients
-    marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}
-    marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
-    marks.read_values = {translator.name_of(t) for t in record.read}
-    marks.decided_unseen = {names[id(t)] for t in record.seen if id(t) in names}
-    for fqn, tensors in record.written.items():
-        for tensor in tensors:
-            translator.write(fqn, translator.name_of(tensor))
-    marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
-    marks.assigned = {use.stored for use in graph.uses if use.fqn in record.assigned}
-    writes = (*record.written, *(use.fqn for use in trained(graph)))
-    graph.stateful = frozenset({*record.stateful, *(fqn.rpartition(".")[0] for fqn in writes)})
-    marks.logits = {translator.name_of(t) for t in record.scores}
+    _mark(translator, record)
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
-    graph.sizes = [
-        SizeArgument(f.expression, translator.names[id(t)], f.dim, f.bound, f.place, f.caller)
-        for t, f in provenance.sizes
-        if id(t) in translator.names
-    ]
-    names = translator.names
-    graph.reads |= {n: names[id(t)] for n, t in provenance.compared.items() if id(t) in names}
-    graph.equal = [*_equal(graph, provenance.equal)]
-    graph.length_tests = provenance.deciding
-    graph.asked_dims = {names[id(t)]: place for t, place in provenance.dims if id(t) in names}
-    _mark_lost_lengths(graph, record, provenance, names)
-    _mark_cuts(graph, record, names)
+    _add_sizes(translator, provenance)
+    _mark_lost_lengths(translator, record, provenance)
+    _mark_cuts(translator, record)
     return graph
 
 
-def _mark_lost_lengths(
-    graph: Graph, record: Record, provenance: Provenance, names: Mapping[int, str]
-) -> None:
+def _mark(translator: _Translator, record: Record) -> None:
+    """Set the marks of a graph, and which modules may do something else if they are called again.
+
+    The order matters: a tensor that no call made gets the next number of a constant.
+    """
+    graph, name_of = translator.graph, translator.name_of
+    marks = graph.marks
+    marks.sized = {(name_of(t), t.dim() - 1) for t in record.wide}
+    marks.in_place = translator.pairs(_in_place(record))
+    marks.changed_in_regions = translator.pairs(record.changed_in_regions)
+    marks.resumed = translator.pairs(record.resumed)
+    marks.data_sized = {*translator.named(record.cut)}
+    marks.loop_masks = {name_of(loop.mask) for loop in record.regions if loop.mask is not None}
+    marks.in_regions = _looped(record, translator)
+    marks.overwritten = translator.known(record.overwritten)
+    marks.drawn = {*translator.named(record.drawn)}
+    marks.own_gradients, marks.linear_gradients = map(translator.known, record.own_gradients)
+    marks.read_values = {name_of(t) for t in record.read}
+    marks.decided_unseen = translator.known(record.seen)
+    changed, uses = trained(graph), {use.fqn: use for use in graph.uses}
+    for fqn, tensors in record.written.items():
+        marks.written |= {(uses[fqn].stored, uses[fqn].used, name_of(t)) for t in tensors}
+    marks.written |= {(use.stored, use.used, use.used) for use in changed}
+    marks.assigned = {use.stored for use in graph.uses if use.fqn in record.assigned}
+    writes = (*record.written, *(use.fqn for use in changed))
+    graph.stateful = frozenset({*record.stateful, *(fqn.rpartition(".")[0] for fqn in writes)})
+    marks.logits = {name_of(t) for t in record.scores}
+
+
+def _add_sizes(translator: _Translator, provenance: Provenance) -> None:
+    """Add the sizes of the graph's tensors that code computed, compared and asked for."""
+    graph = translator.graph
+    graph.sizes = [
+        SizeArgument(f.expression, name, f.dim, f.bound, f.place, f.caller)
+        for name, f in translator.named(provenance.sizes)
+    ]
+    compared = translator.named((t, n) for n, t in provenance.compared.items())
+    graph.reads |= {n: name for name, n in compared}
+    graph.equal = [*_equal(graph, provenance.equal)]
+    graph.length_tests = provenance.deciding
+    graph.asked_dims = dict(translator.named(provenance.dims))
+
+
+def _mark_lost_lengths(translator: _Translator, record: Record, provenance: Provenance) -> None:
     """Mark tensors of code that compares lengths, or gets one as a plain number.
 
     A comparison of a tensor that the graph lacks is like a plain number: nothing guards it.
     """
-    lost: dict[str, set[tuple[int, int]]] = {}
+    graph, lost = translator.graph, dict[str, set[tuple[int, int]]]()
     for module, expression in provenance.lost:
         lost.setdefault(module, set()).update(reads_of(expression))
     for test in provenance.deciding:
@@ -135,7 +144,7 @@ def _mark_lost_lengths(
         lost.setdefault(test.module, set()).update(unguarded)
     asking = {test.module for test in provenance.deciding}
     for module, reads in lost.items():
-        near = {names[id(t)] for t in seen_by([module], record.calls) if id(t) in names}
+        near = translator.known(seen_by([module], record.calls))
         if module in asking:
             graph.marks.beside_tests |= {(n, module) for n in near}
         for number, dim in reads:
@@ -145,9 +154,9 @@ def _mark_lost_lengths(
                 graph.marks.decided_unseen |= near
 
 
-def _mark_cuts(graph: Graph, record: Record, names: Mapping[int, str]) -> None:
+def _mark_cuts(translator: _Translator, record: Record) -> None:
     """Mark the results of ops that cut by a length: in functions that get it, and slices."""
-    found = [(names[id(t)], reads) for t, reads in record.by_reads if id(t) in names]
+    graph, found = translator.graph, [*translator.named(record.by_reads)]
     producers = graph.producers()
     for size in graph.sizes:
         if (op := slice_of(producers, size)) is not None:
@@ -182,7 +191,8 @@ def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             read = readers.get(id(copy), ())
             copies += [call.result for call in read if call.op is DETACH]
         read = [call for copy in copies for call in readers.get(id(copy), ())]
-        outside = any(_is_outside(call, module) for call in read if call.op is not DETACH)
+        places = (_module_of(call) for call in read if call.op is not DETACH)
+        outside = bool(module) and not all(is_within(place, module) for place in places)
         if not outside and outputs.isdisjoint(map(id, copies)):
             continue
         for call in readers.get(id(was), ()):
@@ -191,17 +201,9 @@ def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
                 yield was, call.result
 
 
-def _is_outside(call: Call, module: str) -> bool:
-    return bool(module) and not is_within(_module_of(call), module)
-
-
 def _module_of(call: Call) -> str:
     marked = call.op is boundaries.BOUNDARY
     return boundaries.read_tag(call.args[1])[0] if marked else call.module
-
-
-def _enters(call: Call) -> bool:
-    return boundaries.read_tag(call.args[1])[1] == "in"
 
 
 def _passed(
@@ -231,19 +233,18 @@ def _passed(
     return out
 
 
-def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
+def _looped(record: Record, translator: _Translator) -> set[str]:
     """Return boundary targets in conditional regions, and the parameters that the regions read.
 
     Only regions that some ranks may run alone count.
     """
     parameters = {id(t) for t in record.stored.values()}
-    out = set[str]()
+    found: list[torch.Tensor] = []
     for loop in (loop for loop in record.regions if not loop.same_on_all_ranks):
         for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
-            if call.op is boundaries.BOUNDARY:
-                out.add(names.get(id(call.result), ""))
-            out |= {names[id(t)] for t in tensors_in(call.args) if id(t) in parameters}
-    return out - {""}
+            found += [call.result] if call.op is boundaries.BOUNDARY else []
+            found += [t for t in tensors_in(call.args) if id(t) in parameters]
+    return translator.known(found)
 
 
 class _Origins:
@@ -313,6 +314,18 @@ class _Translator:
             self.graph.constants.add(self.names[id(tensor)])
         return self.names[id(tensor)]
 
+    def pairs(self, found: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> set[tuple[str, str]]:
+        """Return the names of pairs of tensors."""
+        return {(self.name_of(one), self.name_of(other)) for one, other in found}
+
+    def named(self, found: Iterable[tuple[torch.Tensor, T]]) -> Iterator[tuple[str, T]]:
+        """Yield (name, value) for (tensor, value) pairs, of the tensors in the graph."""
+        return ((self.names[id(t)], value) for t, value in found if id(t) in self.names)
+
+    def known(self, tensors: Iterable[torch.Tensor]) -> set[str]:
+        """Return the names of those of some tensors that are in the graph."""
+        return {self.names[id(t)] for t in tensors if id(t) in self.names}
+
     def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
         """Add a tensor to the graph."""
         can = differentiable and (value.dtype.is_floating_point or value.dtype.is_complex)
@@ -335,11 +348,6 @@ class _Translator:
         self.add(stored, held, fqn in self.trainable)
         self.add(used, value, fqn in self.trainable)
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
-
-    def write(self, fqn: str, after: str) -> None:
-        """Note that `after` is the new value of a parameter or buffer: it keeps the placement."""
-        use = next(u for u in self.graph.uses if u.fqn == fqn)
-        self.graph.marks.written.add((use.stored, use.used, after))
 
     def call(self, call: Call, differentiable: bool) -> None:
         """Add a call: an op or a boundary marker."""

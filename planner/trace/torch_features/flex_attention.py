@@ -28,17 +28,14 @@ DEVICE = "_validate_device"
 @contextmanager
 def flex_attention_as_ops() -> Iterator[None]:
     """Context manager in which `flex_attention` of this thread calls plain ops."""
-    instead = {BLOCKS: _undivided, SPARSE: _without_blocks, HOP: attend, DEVICE: _any_device}
+    instead: dict[str, Any] = {
+        BLOCKS: lambda mask, *_, **__: (mask, None),  # undivided
+        SPARSE: _without_blocks,
+        HOP: attend,
+        DEVICE: lambda *_: None,  # meta, too
+    }
     with patched_in_this_thread([(flex, name, made) for name, made in instead.items()]):
         yield
-
-
-def _any_device(*tensors: Tensor) -> None:
-    """Accept tensors on meta."""
-
-
-def _undivided(mask: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    return mask, None
 
 
 def _without_blocks(

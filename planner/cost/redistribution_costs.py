@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from shardwright.planner.contract.mesh import hosts_of
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.contract.transitions import (
     ALL_GATHER,
@@ -28,11 +29,11 @@ from shardwright.planner.contract.transitions import (
 )
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.recomputation import Recomputation
-from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.cost.tensor_sizes import TensorSizes
 from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
 from shardwright.planner.graph.graph import Boundary, Graph, once_a_graph
-from shardwright.planner.strategies.redistribute import MaskStep, steps, without
+from shardwright.planner.strategies.mask_steps import MaskStep, steps, without
 from shardwright.planner.strategies.state import State, cut_of, made_partial
 from shardwright.planner.strategies.states import States
 
@@ -98,10 +99,10 @@ class RedistributionCosts:
         self.graph, self.states, self.sizes = graph, states, sizes
         self.workload, self.device = workload, device
         self._kinds: dict[str, tuple[object, ...]] = {}
-        self._known: dict[object, tuple[Traffic | None, bool]] = {}
+        self._known: dict[object, Traffic | None] = {}
         self._steps: dict[tuple[State, State, tuple[int, int]], list[MaskStep] | None] = {}
         self._costs: dict[object, TransitionCost | None] = {}
-        self._times: dict[tuple[tuple[Collective, ...], int], int] = {}
+        self._times: dict[tuple[tuple[Collective, ...], int, int], int] = {}
 
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -132,7 +133,7 @@ class RedistributionCosts:
 
     def possible(self, name: str, before: State, source: State, target: State) -> bool:
         """Whether the redistribution that `inner` prices is possible."""
-        start = before if _skips_partial(before, source, target) else source
+        start = _start(before, source, target)
         return start == target or self._way(name, start, target) is not None
 
     def _way(self, name: str, source: State, target: State) -> list[MaskStep] | None:
@@ -141,9 +142,7 @@ class RedistributionCosts:
             return None
         covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
         at, sub = (source, target, covered), self.states.sub
-        if at not in self._steps:
-            self._steps[at] = steps(*at, sub.bits, sub.along)
-        return self._steps[at]
+        return made_once(self._steps, at, lambda: steps(*at, sub.bits, sub.along))
 
     def _plain(self, name: str, state: State) -> bool:
         """Whether no sequence axis is sharded within a larger dim: the runtime cannot cut there."""
@@ -191,7 +190,7 @@ class RedistributionCosts:
 
     def inner(
         self, name: str, before: State, source: State, target: State, run: Pass | None = None
-    ) -> tuple[Traffic | None, bool]:
+    ) -> Traffic | None:
         """Return the traffic of a tensor that an enclosing module took from `before` to `source`.
 
         If the enclosing module made it a Partial sum (a residual that is added to Partial sums, for
@@ -199,43 +198,37 @@ class RedistributionCosts:
         instead.
 
         Returns:
-            The traffic, None if it is not possible; and whether `before` is used instead.
+            The traffic; None if it is not possible.
         """
         at = (self.kind(name), before, source, target, run)
         if at not in self._known:
-            instead = _skips_partial(before, source, target)
-            start = before if instead else source
-            self._known[at] = self.traffic(name, start, target, run), instead
+            self._known[at] = self.traffic(name, _start(before, source, target), target, run)
         return self._known[at]
 
     def kind(self, name: str) -> tuple[object, ...]:
         """Return a key that is equal for tensors whose redistributions cost the same."""
-        if (found := self._kinds.get(name)) is None:
+        if name not in self._kinds:
             tensor = self.graph.tensors[name]
-            found = self.sizes.alike(name), tensor.dtype, tensor.differentiable
-            self._kinds[name] = found
-        return found
+            self._kinds[name] = self.sizes.alike(name), tensor.dtype, tensor.differentiable
+        return self._kinds[name]
 
     def sends(self, boundary: Boundary, before: State, source: State, target: State) -> bool:
         """Whether a redistribution at a boundary has a collective, forward or backward."""
-        traffic, _ = self.inner(boundary.source, before, source, target)
+        traffic = self.inner(boundary.source, before, source, target)
         return traffic is not None and bool(traffic.forward or traffic.backward)
 
     def nanoseconds(self, traffic: Traffic) -> tuple[int, int]:
         """Return the time of a redistribution, forward and backward."""
-        return (
-            self._nanoseconds(traffic.forward, traffic.copied)
-            + traffic.waits * self.device.host_wait_ns,
-            self._nanoseconds(traffic.backward, traffic.copied_back)
-            + traffic.waits_back * self.device.host_wait_ns,
-        )
+        ahead = traffic.forward, traffic.copied, traffic.waits
+        back = traffic.backward, traffic.copied_back, traffic.waits_back
+        return self._nanoseconds(*ahead), self._nanoseconds(*back)
 
-    def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int) -> int:
-        if (found := self._times.get((collectives, copied))) is None:
+    def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int, waits: int) -> int:
+        if (at := (collectives, copied, waits)) not in self._times:
             sent = sum(self.device.collective(*call) for call in collectives)
-            found = sent + self.device.compute(0, copied, "float32", kernels=bool(copied))
-            self._times[collectives, copied] = found
-        return found
+            moved = self.device.compute(0, copied, "float32", kernels=bool(copied))
+            self._times[at] = sent + moved + waits * self.device.host_wait_ns
+        return self._times[at]
 
     def cost(
         self, name: str, before: State, source: State, target: State, again: bool = False
@@ -244,17 +237,16 @@ class RedistributionCosts:
 
         With `again`, the forward is computed again in the backward pass.
         """
-        at = self.kind(name), before, source, target, again
-        if at not in self._costs:
-            self._costs[at] = self._cost(name, before, source, target, again)
-        return self._costs[at]
+        given = before, source, target, again
+        at = self.kind(name), *given
+        return made_once(self._costs, at, lambda: self._cost(name, *given))
 
     def _cost(
         self, name: str, before: State, source: State, target: State, again: bool
     ) -> TransitionCost | None:
         found = []
         for run in self.sizes.passes:
-            traffic, _ = self.inner(name, before, source, target, run)
+            traffic = self.inner(name, before, source, target, run)
             if traffic is None:
                 return None
             found.append(traffic.repeated() if again and run.trains else traffic)
@@ -292,13 +284,8 @@ class RedistributionCosts:
         if not trained:
             return None
         work = Work(size, size, copies, hosts=self.hosts(0))
-        divided = 2 * size
-        return Traffic(
-            (),
-            _collectives_and_copies([(ALL_REDUCE, work)])[0],
-            0,
-            divided + ALL_REDUCE.copies(work),
-        )
+        back, copied_back = _collectives_and_copies([(ALL_REDUCE, work)])
+        return Traffic(backward=back, copied_back=copied_back + 2 * size)  # to divide by copies
 
     @cached_property
     def travellers(self) -> Mapping[str, tuple[int, int]]:
@@ -373,9 +360,9 @@ def edges(graph: Graph) -> list[Edge]:
     return out
 
 
-def _skips_partial(before: State, source: State, target: State) -> bool:
-    """Whether the tensor before an enclosing module made it a Partial sum is used instead."""
-    return made_partial(before, source) and target != source
+def _start(before: State, source: State, target: State) -> State:
+    """Return what is redistributed: the tensor before an enclosing module made it a Partial sum."""
+    return before if made_partial(before, source) and target != source else source
 
 
 def _collectives_and_copies(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass, passes
 from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
@@ -73,10 +74,7 @@ class TensorSizes:
 
     def counts_tokens(self, dim: Dim) -> bool:
         """Whether the length of `dim` depends on the length of the sequence."""
-        at = find(dim).id
-        if at not in self._counts:
-            self._counts[at] = counts_tokens(dim, self.run_time)
-        return self._counts[at]
+        return made_once(self._counts, find(dim).id, lambda: counts_tokens(dim, self.run_time))
 
     @cached_property
     def keys(self) -> Keys:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from shardwright.planner.contract.lengths import (
+from shardwright.planner.contract.length_comparisons import (
     OPPOSITE,
     holds,
     is_between_lengths,

@@ -48,7 +48,8 @@ def rows(plan: Plan) -> list[Row]:
 def _row(plan: Plan, name: str) -> Row:
     entry, spec = plan.parameter(name), plan.module(name.rpartition(".")[0])
     if spec is None or entry is None:
-        spec, entry = ModulePlan(), _unsplit(plan, name)
+        whole = ", ".join(map(str, plan.model.parameters[name]))
+        spec, entry = ModulePlan(), ParameterPlan(placement=whole)
     placement, use = parse(entry.placement), entry.use or entry.placement
     local = (placement.local_shape(plan.coords(rank)) for rank in range(plan.world_size))
     own = Redistribution(slot="", source=entry.placement, target=use)
@@ -69,10 +70,6 @@ def _elements(shape: Sequence[int | None]) -> int:
 
 def _sent(plan: Plan, changes: Sequence[Redistribution]) -> str:
     return collectives_in_words(changes, plan.coords(0)).replace("\n", ", ")
-
-
-def _unsplit(plan: Plan, name: str) -> ParameterPlan:
-    return ParameterPlan(placement=", ".join(map(str, plan.model.parameters[name])))
 
 
 def as_csv(plan: Plan) -> str:

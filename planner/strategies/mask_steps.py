@@ -1,8 +1,8 @@
 """The steps of a redistribution between two states: transitions, sub-axes and their order.
 
-The steps are those of `contract/redistribute.py`, in masks of sub-axes instead of placements.
-Sub-axes with the same change share one collective. Changes of Partial alone happen while the tensor
-is sharded the most.
+The steps are those of `contract/redistribution_steps.py`, in masks of sub-axes instead of
+placements. Sub-axes with the same change share one collective. Changes of Partial alone happen
+while the tensor is sharded the most.
 """
 
 from __future__ import annotations
