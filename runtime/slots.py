@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.names import CACHE_NAMES, taken_as
+from shardwright.planner.contract.names import taken_as
 
 Keys = tuple[str, ...]
 Kinds = type | tuple[type, ...]
@@ -226,8 +226,7 @@ def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
         return [("", output)]
     found = []
     for name, value in by_name.items():
-        taken = name in takes or (name in CACHE_NAMES and taken_as(str(name), takes) in takes)
-        if not taken or not is_own(value):
+        if taken_as(name, takes) not in takes or not is_own(value):
             found.append((str(name), value))
     return found
 

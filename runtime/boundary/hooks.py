@@ -98,12 +98,9 @@ class HookedModule:
 
 def wrap_hooks(module: Any) -> None:
     """Let forward hooks that `module` had before it was split see full tensors."""
-    for key, hook in module._forward_hooks.items():
-        with_kwargs = key in module._forward_hooks_with_kwargs
-        module._forward_hooks[key] = _seeing_full(hook, with_kwargs)
-    for key, hook in module._forward_pre_hooks.items():
-        with_kwargs = key in module._forward_pre_hooks_with_kwargs
-        module._forward_pre_hooks[key] = _seeing_full(hook, with_kwargs)
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks, with_kwargs = getattr(module, kind), getattr(module, f"{kind}_with_kwargs")
+        hooks.update({key: _seeing_full(hook, key in with_kwargs) for key, hook in hooks.items()})
 
 
 def _interface(module: Any) -> ModuleInterface | None:

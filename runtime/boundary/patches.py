@@ -15,7 +15,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
@@ -45,13 +45,16 @@ class Patch:
         self.lock, self.inside = threading.Lock(), 0
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside, the functions are replaced."""
+    def active(self, flag: ContextVar[bool] | None = None) -> Iterator[None]:
+        """Inside, the functions are replaced, and `flag` is set in this context."""
+        token = None if flag is None else flag.set(True)
         self._count(1)
         try:
             yield
         finally:
             self._count(-1)
+            if flag is not None and token is not None:
+                flag.reset(token)
 
     def _count(self, change: int) -> None:
         with self.lock:
@@ -120,15 +123,9 @@ HIGHER_ORDER = Patch(import_module("torch._higher_order_ops.utils"), {COMPILE_AN
 """Torch has no setting for it but one that holds for all threads and all compiled functions."""
 
 
-@contextmanager
-def control_flow_as_python() -> Iterator[None]:
+def control_flow_as_python() -> AbstractContextManager[None]:
     """Inside, in this context, `torch.cond` and `torch.while_loop` run as Python code."""
-    token = IN_PLANNED_CALL.set(True)
-    try:
-        with HIGHER_ORDER.active():
-            yield
-    finally:
-        IN_PLANNED_CALL.reset(token)
+    return HIGHER_ORDER.active(IN_PLANNED_CALL)
 
 
 NEEDED_BY = {
@@ -160,15 +157,9 @@ def _named(kind: type) -> frozenset[str]:
     return frozenset(names_in(codes)) & NEEDED_BY.keys()
 
 
-@contextmanager
-def parametrizations_in_place() -> Iterator[None]:
+def parametrizations_in_place() -> AbstractContextManager[None]:
     """Inside, in this context, parametrized parameters of all modules stay in place."""
-    token = parametrized.IN_PLACE.set(True)
-    try:
-        with PARAMETRIZE.active():
-            yield
-    finally:
-        parametrized.IN_PLACE.reset(token)
+    return PARAMETRIZE.active(parametrized.IN_PLACE)
 
 
 @functools.cache
@@ -194,8 +185,7 @@ def _lora() -> Patch:
     return Patch(layer, {own.__name__: sizes})
 
 
-@contextmanager
-def adding_adapters() -> Iterator[None]:
+def adding_adapters() -> AbstractContextManager[None]:
     """Inside, `peft.get_peft_model` adds LoRA adapters to a model that is split already.
 
     Adapters compute with full tensors, and each rank holds all of them.
@@ -207,5 +197,4 @@ def adding_adapters() -> Iterator[None]:
     Raises:
         UsageError: peft is not installed.
     """
-    with _lora().active():
-        yield
+    return _lora().active()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.names import CACHE_NAMES, PAGED_CACHES, taken_as
+from shardwright.planner.contract.names import PAGED_CACHES, taken_as
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
@@ -127,8 +127,7 @@ class Caches:
         """
         found = []
         for name, value in (named(output) or {}).items():
-            known = name in self.names or name in takes
-            known |= name in CACHE_NAMES and taken_as(name, takes) in takes
+            known = name in self.names or taken_as(name, takes) in takes
             if known and _is_object(value) and type(value).__name__ not in PAGED_CACHES:
                 found.append(value)
         return found

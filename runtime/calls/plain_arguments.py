@@ -69,11 +69,12 @@ class PlainArguments:
                 now = repr(value) if is_said(value) else f"a {type(value).__name__}"
                 texts = (one.value if isinstance(one, AnyValue) else repr(one) for one in had)
                 were = " or ".join(dict.fromkeys(texts))
+                tensor = ", or a 0-d tensor in its place if code only computes with it"
                 raise UsageError(
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
                     "its code may take a path that was not traced: plan with example inputs "
-                    f"(kwargs) that have it{_or_tensor(value)}"
+                    f"(kwargs) that have it{tensor if is_number(value) else ''}"
                 )
 
 
@@ -114,12 +115,6 @@ def check_flags(
                 f"was made for: {were}. With another value the code may take a path that was not "
                 "traced: plan with example inputs (kwargs) for which the model passes this value"
             )
-
-
-def _or_tensor(value: Any) -> str:
-    """What else a number may be, for messages."""
-    todo = ", or a 0-d tensor in its place if code only computes with it"
-    return todo if is_number(value) else ""
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:

@@ -12,6 +12,7 @@ ranks do if the user asks for it. Compiled ones are functional collectives, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -188,6 +189,7 @@ def _plain(x: Tensor) -> list[Tensor]:
     return [torch.view_as_real(x) if x.is_complex() else x]
 
 
+@cache
 def _options(op: str, later: bool = False) -> Any:
     options: Any = dist.AllreduceOptions()
     options.reduceOp, options.asyncOp = REDUCTIONS[op], later
