@@ -14,11 +14,12 @@ from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.checkpoint.conversion import Conversions, held
+from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.names import match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.kept import KeptWeight
+from shardwright.runtime.redistribution.reshard import take_local
 
 
 def load_weights(
@@ -100,7 +101,8 @@ def load_weights(
             put(modules, group_of[name], there)
     for name, value in made.items():
         assert value is not None
-        part = held(value, _placement(placements, group_of[name]), coords)
+        placement = _placement(placements, group_of[name])
+        part = value if placement is None else take_local(value, placement, coords)
         put(modules, group_of[name], part.to(device, conversions.dtypes.get(name, dtype)))
     kept = (*names.transient, *(name for name in match.computed if name not in made))
     for buffers in grouped((id(tensors[name]), name) for name in kept).values():

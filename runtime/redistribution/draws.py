@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.dims import Atom, Dim, dim_size, is_split, resolve
+from shardwright.planner.contract.dims import Atom, Dim, dim_size, resolve
 from shardwright.planner.contract.names import DRAWN_INTO, DRAWN_LIKE
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
@@ -110,7 +110,7 @@ class RandomDraws(TorchDispatchMode):
         if not like.is_contiguous():
             order.sort(key=lambda d: -like.stride(d))
         drawn = draw(torch.empty_permuted(sizes, order, dtype=like.dtype, device=like.device))
-        return take_local(drawn, layout, part.mesh) if any(map(is_split, layout.dims)) else drawn
+        return take_local(drawn, layout, part.mesh.coords)
 
     def refuse(self) -> None:
         """Raise because the code draws differently from when it was traced."""

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import is_split, local_ranges
+from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.redistribute import Step, steps
@@ -23,7 +25,7 @@ from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.lengths import Length
 from shardwright.runtime.redistribution.overlap import overlaps, summed_behind, writable
-from shardwright.runtime.redistribution.split import ACTIONS, Split
+from shardwright.runtime.redistribution.split import ACTIONS, Split, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +252,12 @@ def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         return Reshard(rest, placement.replicated(), mesh)(x.detach())
 
 
-def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
-    """Return this rank's part of the full tensor `x`, without communication or gradient."""
-    rest = Placement(placement.dims, placement.partial)
-    with torch.no_grad():
-        return Reshard(placement.replicated(), rest, mesh)(x.detach())
+def take_local(x: Tensor, placement: Placement, coords: Coords) -> Tensor:
+    """Return the part of the full tensor `x` of the rank at `coords`; not differentiable.
+
+    A part has memory of its own. If nothing is sharded, `x` is returned, detached.
+    """
+    whole = part = x.detach()
+    for d, dim in enumerate(placement.dims):
+        part = select(part, d, local_ranges(dim, coords)) if is_split(dim) else part
+    return part if part is whole else part.clone(memory_format=torch.contiguous_format)

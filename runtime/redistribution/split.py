@@ -7,7 +7,7 @@ single one, and `?*4@tp` splits the middle of a product whose outer size is know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -126,7 +126,7 @@ class Split:
         x, d = self._open(x, self.size), self.dim + self.shift
         parts = self.layout(x.shape[d])
         ranges = parts[self.group.rank]
-        part = _select(x, d, ranges)  # a view for one range; new memory for several
+        part = select(x, d, ranges)
         one = len(ranges) == 1
         return self._close(part.clone(memory_format=_CONTIGUOUS) if one else part.contiguous())
 
@@ -159,7 +159,7 @@ class Split:
             rows = x.unflatten(d, (len(sizes), sizes[0])).movedim(d, 0).contiguous()
             return self._close(reduce_scatter(rows, self.group))
         parts = self.layout(x.shape[d])
-        stacked = torch.stack([_grow(_select(x, d, ranges), d, max(sizes)) for ranges in parts])
+        stacked = torch.stack([_grow(select(x, d, ranges), d, max(sizes)) for ranges in parts])
         out = reduce_scatter(stacked, self.group).narrow(d, 0, sizes[self.group.rank])
         return self._close(out.contiguous())
 
@@ -177,7 +177,7 @@ class Split:
     def _with_shared(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return this rank's part `x` with `change` applied to what all ranks hold."""
         x, d = self._open(x, self.own), self.dim + self.shift
-        changed = change(_select(x, d, self.shared))
+        changed = change(select(x, d, self.shared))
         pieces, end = [], 0
         for (a, b), (_, offset, length) in zip(self.shared, _offsets(self.shared), strict=True):
             pieces += [x.narrow(d, end, a - end), changed.narrow(d, offset, length)]
@@ -286,7 +286,8 @@ def _cut(ranges: Ranges, boundaries: Ranges) -> Ranges:
     return tuple(out)
 
 
-def _select(x: Tensor, dim: int, ranges: Ranges) -> Tensor:
+def select(x: Tensor, dim: int, ranges: Sequence[Range]) -> Tensor:
+    """Return `x` at some ranges of indices of a dim: a view for one range, or new memory."""
     if len(ranges) == 1:
         return x.narrow(dim, ranges[0][0], ranges[0][1] - ranges[0][0])
     return torch.cat([x.narrow(dim, a, b - a) for a, b in ranges] or [x.narrow(dim, 0, 0)], dim)

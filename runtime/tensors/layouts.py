@@ -36,6 +36,7 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.redistribution.split import select
 
 PLANNED = (EP, TP)
 """The mesh dims over which a plan shards parameters."""
@@ -300,19 +301,14 @@ def group_of(spec: DTensorSpec, mesh_dim: int) -> Group:
     return Group.of(spec.mesh.get_group(mesh_dim))
 
 
-def gathered(local: Tensor, spec: DTensorSpec, keep: Sequence[int] = ()) -> Tensor:
-    """All-gather the full tensor from `local`; all ranks call this.
-
-    The result stays sharded over the mesh dims `keep`. Not differentiable.
-    """
-    if local.is_meta and not keep:
+def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
+    """All-gather the full tensor from `local`; all ranks call this. Not differentiable."""
+    if local.is_meta:
         return local.new_empty(spec.shape)
     place = place_of(spec)
     for shards in shards_of(spec):
         over: tuple[int, ...] = ()
         for i in reversed(shards.split):
-            if i in keep:
-                continue
             most, rows = _joining(shards, place, over, i)
             part = local.movedim(shards.dim, 0)
             if len(part) < most:
@@ -331,9 +327,7 @@ def cut(full: Tensor, spec: DTensorSpec) -> Tensor:
     for shards in shards_of(spec):
         dim = shards.dim - ahead
         if dim >= 0 and not full.shape[dim] == 1 != shards.size:
-            parts = [full.narrow(dim, a, b - a) for a, b in shards.held(place)]
-            empty = full.narrow(dim, 0, 0)
-            full = parts[0] if len(parts) == 1 else torch.cat(parts or [empty], dim)
+            full = select(full, dim, shards.held(place))
     return full
 
 

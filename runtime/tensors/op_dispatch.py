@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from shardwright.errors import UsageError
 from shardwright.runtime.communication.collectives import all_reduce
@@ -36,6 +36,10 @@ INSTEAD = (
 def dispatch(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run `op`, which has a SplitTensor among its operands."""
     return _DONE[kind_of(op)](op, args, kwargs)
+
+
+def _local(x: DTensor) -> Tensor:
+    return x._local_tensor
 
 
 def _is_split(x: Any) -> bool:
@@ -353,7 +357,7 @@ def _all_reduced(
 def _unscale(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """GradScaler's op: unscale local gradients, and tell all ranks if one is not finite."""
     grads, found, scale = args
-    op([x._local_tensor if isinstance(x, DTensor) else x for x in grads], found, scale, **kwargs)
+    op(tree_map_only(DTensor, _local, grads), found, scale, **kwargs)
     meshes = {x.device_mesh: x._spec for x in grads if isinstance(x, DTensor)}
     for spec in meshes.values():
         for dim in range(spec.mesh.ndim):
@@ -373,9 +377,7 @@ def _made_new(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _on_local(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an op about memory on local tensors."""
-    return op(
-        *tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tuple(args)), **kwargs
-    )
+    return op(*tree_map_only(DTensor, _local, tuple(args)), **kwargs)
 
 
 def _composite(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.quantized.kept import KeptWeight
+from shardwright.runtime.redistribution import reshard
 from shardwright.runtime.tensors import layouts
 from shardwright.runtime.tensors.layouts import axes_of, placements_of
 from shardwright.runtime.tensors.split_tensor import SplitTensor
@@ -56,28 +57,16 @@ def split_parameters(
     return out
 
 
-def laid_out_as(tensor: DTensor, like: DTensor) -> DTensor:
-    """`tensor` with the placements of `like`, if both have the same mesh; else as it is.
+def full_of(tensor: Tensor, placement: Placement | None, mesh: Mesh) -> Tensor:
+    """The full tensor of a DTensor, or of a local tensor of this placement, on every rank.
 
     All ranks call this. Not differentiable.
     """
-    if tensor.device_mesh != like.device_mesh or tensor.placements == like.placements:
-        return tensor
-    moved: Any = tensor.detach()
-    return moved.redistribute(placements=like.placements)
-
-
-def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """The local tensor of a DTensor over the ranks of `mesh`; any other tensor as it is.
-
-    A DTensor that FSDP2 has sharded further is gathered over FSDP2's ranks, which all call this.
-    Not differentiable.
-    """
     if not isinstance(tensor, DTensor):
-        return tensor
-    ahead = len(tensor.placements) - len(axes_of(mesh))
-    own = range(ahead, len(tensor.placements))
-    return layouts.gathered(tensor._local_tensor.detach(), tensor._spec, keep=own)
+        return tensor if placement is None else reshard.gather_whole(tensor, placement, mesh)
+    if any(p.is_partial() for p in tensor.placements):  # a gradient that a hook has changed
+        return tensor.detach().full_tensor()
+    return layouts.gathered(tensor._local_tensor.detach(), tensor._spec)
 
 
 def cut(full: Tensor, like: DTensor, dtype: torch.dtype | None = None) -> SplitTensor:
