@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import EP
+from shardwright.planner.contract.names import renamed
 from shardwright.runtime.boundary.attribute_access import seen_attribute
-from shardwright.runtime.boundary.planned_call import PlannedCall
+from shardwright.runtime.boundary.hook_views import check_hook_views
+from shardwright.runtime.boundary.planned_call import PlannedCall, RunningCall
 from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
+from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.logits.split_logits import LossScope
 from shardwright.runtime.redistribution.lengths import Lengths
+from shardwright.runtime.tensors.by_name import NOW
 from shardwright.runtime.tensors.layouts import axes_of
 from shardwright.runtime.tensors.parameters import check_own, cut
 
@@ -60,12 +66,68 @@ class ModelBoundary:
         self.owners: dict[int, tuple[nn.Module, str]] = {}
         self.axes = 0
         """Number of mesh dims of parameters. FSDP2 stores parameters over more dims."""
-        self.patched: Callable[[Any], Any] | None = None
-        """Puts the patches of torch around a call that code of the model needs, if any."""
+        self.patched: Callable[[Any], Any] = _as_it_is
+        """Puts the patches of torch around a function that code of the model needs, if any."""
 
     def distribute(self, changes: ChangeDetection) -> None:
         """Note that parameters are DTensors from now on."""
         self.changes, self.axes = changes, len(axes_of(self.mesh))
+
+    # --- planned calls
+
+    def draw_as_first(self, module: nn.Module, modules: Iterable[nn.Module]) -> None:
+        """Let all ranks draw the same numbers in a call of `module`, if one of `modules` draws."""
+        draws = self.draws == "always" or (self.draws and any_trains(modules))
+        if draws and not torch.compiler.is_compiling():
+            draw_as_first(module, self.mesh)
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call of the root by name; "*1" is the second, if it has no name."""
+        names = (*self.positions, *map("*{}".format, range(len(args))))
+        given = dict(zip(names, args, strict=False), **kwargs)
+        for name in self.old_names:
+            if name in kwargs:
+                return renamed(given, self.old_names)
+        return given
+
+    def enter(self, given: Mapping[str, Any]) -> RunningCall:
+        """Begin a planned call with the arguments `given`: its code sees local tensors.
+
+        Whoever calls this calls `leave` when the call has ended or failed.
+        """
+        call, compiling = self.call, torch.compiler.is_compiling()
+        filled = [] if compiling else may_be_filled(given, self.caches.names)
+        opened = self.caches.open(map(given.get, self.caches.names))
+        # Dynamo would guard what a thread has in NOW.
+        outer = call.active, call.hook_views, None if compiling else NOW.attribute
+        call.active, call.hook_views = True, ()
+        if not compiling:
+            NOW.attribute = self.attribute
+        return RunningCall(outer, opened, filled)
+
+    def check_end(self, running: RunningCall, output: Any, takes: Container[str]) -> None:
+        """Check what a planned call leaves in hooks and in its arguments; note new caches.
+
+        Args:
+            running: The call.
+            output: What it returns.
+            takes: The names of its arguments. Without proven calls, only caches of known names are
+                sealed.
+        """
+        if self.call.hook_views:
+            check_hook_views(self.call)
+        running.opened.extend(self.caches.new_among(output, takes))
+        if running.filled and self.proven is not None:
+            check_filled(running.filled, output)
+
+    def leave(self, running: RunningCall) -> None:
+        """End a planned call: restore what was there before, and seal its caches."""
+        self.call.active, self.call.hook_views, attribute = running.outer
+        if not torch.compiler.is_compiling():
+            NOW.attribute = attribute
+        self.caches.seal(running.opened)
+
+    # --- parameters
 
     def has(self, parameter: Tensor | None) -> bool:
         """Whether `parameter` is a DTensor over the plan's mesh, so not managed by FSDP2."""
@@ -126,6 +188,10 @@ class ModelBoundary:
         twin.modules = copy.deepcopy(self.modules, memo)
         twin.changes = copy.deepcopy(self.changes, memo)
         return twin
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
 
 
 def _has(module: nn.Module, name: str, stored: Tensor) -> bool:

@@ -222,18 +222,10 @@ class LocalModule(BoundaryModule):
         called for what a module does not need.
         """
         state = self._shardwright
-        call = state.call
-        if not call.active:
+        if not state.call.active:
             if not state.note_call():
                 return state.call_directly(self, args, kwargs)
-            call.active, NOW.attribute = True, state.model and state.model.attribute
-            try:
-                forward: Any = LocalModule.forward
-                if state.model is not None and state.model.patched is not None:
-                    forward = state.model.patched(forward)
-                return forward(self, *args, **kwargs)
-            finally:
-                call.active, NOW.attribute = False, None
+            return state.repeat(LocalModule.forward, self, args, kwargs)
         if not state.was_planned:
             state.was_planned = True
         trains = torch.is_grad_enabled()

@@ -136,15 +136,17 @@ NEEDED_BY = {
 """Name in a model's methods -> the patch during its calls."""
 
 
-def patches_for(model: nn.Module) -> Callable[[Any], Any] | None:
-    """Return what puts the patches that the code of `model` needs around a function, or None."""
+def patches_for(model: nn.Module) -> Callable[[Any], Any]:
+    """Return what puts the patches that the code of `model` needs, if any, around a function."""
     kinds = {kind for m in model.modules() for kind in type(m).__mro__}
-    needed = {NEEDED_BY[name] for kind in kinds for name in _named(kind)}
+    needed = tuple({NEEDED_BY[name] for kind in kinds for name in _named(kind)})
 
     def patched(function: Any) -> Any:
-        return functools.reduce(lambda inner, patch: patch()(inner), needed, function)
+        for patch in needed:
+            function = patch()(function)
+        return function
 
-    return patched if needed else None
+    return patched
 
 
 @functools.cache

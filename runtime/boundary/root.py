@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,9 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, EP
-from shardwright.planner.contract.names import old_names, renamed
+from shardwright.planner.contract.names import old_names
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.boundary.changes import check_compiled
-from shardwright.runtime.boundary.hook_views import check_hook_views
 from shardwright.runtime.boundary.hooks import (
     BEFORE_ALL,
     BEHIND_ALL,
@@ -33,20 +33,18 @@ from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModul
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.batching import init_continuous_batching
 from shardwright.runtime.calls.caches import Caches
-from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.calls.stopping import stopping_as_first
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.model_objects import has_forward
 from shardwright.runtime.code.names_in_code import names_it_reads
-from shardwright.runtime.communication.generators import any_trains, draw_as_first
+from shardwright.runtime.communication.generators import draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.logits.split_logits import LossScope, LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import named, positions
-from shardwright.runtime.tensors.by_name import NOW
 
 TOKENIZER = "tokenizer"
 
@@ -70,12 +68,7 @@ class RootModule(LocalModule):
             args, kwargs, share = joined_rows(model.positions, args, kwargs, model.own_rows)  # pyright: ignore[reportCallIssue]
         if TOKENIZER in kwargs and not self._shardwright_takes_tokenizer():
             kwargs = {name: value for name, value in kwargs.items() if name != TOKENIZER}
-        names = (*model.positions, *map("*{}".format, range(len(args))))
-        given = dict(zip(names, args, strict=False), **kwargs)
-        for name in model.old_names:
-            if name in kwargs:
-                given = renamed(given, model.old_names)
-                break
+        given = model.named(args, kwargs)
         self._shardwright_check_wanted(given)
         proven, as_tuple, known = model.proven, False, False
         if proven is not None:
@@ -83,45 +76,24 @@ class RootModule(LocalModule):
             proven.check_modes(model.modules)
             if proven.named:
                 args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
-        draws = model.draws == "always" or (model.draws and any_trains(model.modules))
-        if draws and not compiling:
-            draw_as_first(self, model.mesh)  # type: ignore[arg-type]
-        call, loss, lengths, caches = model.call, model.loss, model.lengths, model.caches
-        changes, outer = model.changes, (call.active, loss.seal)
+        model.draw_as_first(self, model.modules)
+        loss, outer_seal = model.loss, model.loss.seal
         # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
         split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
         loss.seal = seal = LossSeal() if split_loss else None
-        filled = [] if compiling else may_be_filled(given, caches.names)
-        opened = caches.open(map(given.get, caches.names))
-        call.active, outside = True, None
-        if not compiling:  # dynamo would guard what a thread has there
-            outside, NOW.attribute = NOW.attribute, model.attribute
+        running = model.enter(given)
         try:
-            forward: Any = LocalModule.forward
-            if model.patched is not None:
-                forward = model.patched(forward)
-            if lengths.axes:
-                with lengths.forward():
-                    output = forward(self, *args, **kwargs)
-            else:
-                output = forward(self, *args, **kwargs)
-            if call.hook_views:
-                check_hook_views(call)
-            # Without proven calls, only caches of known names are sealed.
-            opened += caches.among(output, () if proven is None else proven.arguments)
+            with model.lengths.forward() if model.lengths.axes else nullcontext():
+                output = model.patched(LocalModule.forward)(self, *args, **kwargs)
+            model.check_end(running, output, () if proven is None else proven.arguments)
         finally:
-            call.active, loss.seal = outer
-            if not compiling:
-                NOW.attribute = outside
-            call.hook_views = ()
+            model.leave(running)
+            loss.seal = outer_seal
             if seal is not None:
                 seal.closed = True
-            caches.seal(opened)
-            if changes is not None and not compiling and changes.kept.changed():
-                changes.keep_own()
-        if filled and proven is not None:
-            check_filled(filled, output)
-        if known and proven is not None:
+            if not compiling and model.changes is not None and model.changes.kept.changed():
+                model.changes.keep_own()
+        if known:
             proven.check_output(output)
         output = _as_tuple(output) if as_tuple else output
         return output if share is None else shown_rows(output, share)  # pyright: ignore[reportCallIssue]

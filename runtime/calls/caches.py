@@ -115,11 +115,9 @@ class Caches:
                 _unseal(value)
 
     def new_among(self, output: Any, takes: Container[str]) -> list[Any]:
-        """The caches in an output that are new: an enclosing call still uses the others."""
-        return [v for v in self.among(output, takes) if getattr(v, OWNER, None) is not self]
+        """The caches in an output that are new: an enclosing call still uses the others.
 
-    def among(self, output: Any, takes: Container[str]) -> list[Any]:
-        """The caches in an output: of known names, or of a custom class and among the arguments.
+        A cache has a known name, or is of a custom class and among the arguments.
 
         Args:
             output: What the model returned.
@@ -129,7 +127,7 @@ class Caches:
         for name, value in (named(output) or {}).items():
             known = name in self.names or taken_as(name, takes) in takes
             if known and _is_object(value) and type(value).__name__ not in PAGED_CACHES:
-                found.append(value)
+                found += [value] if value.__dict__.get(OWNER) is not self else []
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Caches:

@@ -113,7 +113,8 @@ def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None
     assert group.pg is not None
     out = x.clone(memory_format=torch.contiguous_format)
     try:
-        work = group.pg.allreduce(_plain(out), _options("sum", later=True))
+        plain = torch.view_as_real(out) if out.is_complex() else out
+        work = group.pg.allreduce([plain], _options("sum", later=True))
     except RuntimeError as error:
         raise failed("all_reduce", error, group.pg) from error
 
@@ -179,14 +180,11 @@ def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
         if found is not None:
             return found
     out = x if spent else x.clone()
-    work = group.pg.allreduce(_plain(out), _options(op))
+    plain = torch.view_as_real(out) if out.is_complex() else out
+    work = group.pg.allreduce([plain], _options(op))
     if work is not None:
         work.wait()
     return out
-
-
-def _plain(x: Tensor) -> list[Tensor]:
-    return [torch.view_as_real(x) if x.is_complex() else x]
 
 
 @cache
