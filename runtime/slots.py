@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
@@ -48,6 +48,11 @@ def positions(forward: Callable[..., Any]) -> tuple[dict[str, int], int]:
             break
         names[parameter.name] = index
     return names, len(names)
+
+
+def names_of(args: Sequence[Any], names: Iterable[str]) -> list[str]:
+    """The names of arguments that are given by position; "*0" is the first that has none."""
+    return [*names, *(f"*{i}" for i in range(len(args)))][: len(args)]
 
 
 def index_of(root: str, names: dict[str, int], varargs: int) -> int | None:

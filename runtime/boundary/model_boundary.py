@@ -17,7 +17,7 @@ from shardwright.planner.contract.mesh import EP
 from shardwright.planner.contract.names import renamed
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hook_views import check_hook_views
-from shardwright.runtime.boundary.planned_call import PlannedCall, RunningCall
+from shardwright.runtime.boundary.planned_call import PlannedCall
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
@@ -26,7 +26,7 @@ from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.logits.split_logits import LossScope
 from shardwright.runtime.redistribution.lengths import Lengths
-from shardwright.runtime.tensors.by_name import NOW
+from shardwright.runtime.slots import names_of
 from shardwright.runtime.tensors.layouts import axes_of
 from shardwright.runtime.tensors.parameters import check_own, cut
 
@@ -82,50 +82,43 @@ class ModelBoundary:
             draw_as_first(module, self.mesh)
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of the root by name; "*1" is the second, if it has no name."""
-        names = (*self.positions, *map("*{}".format, range(len(args))))
-        given = dict(zip(names, args, strict=False), **kwargs)
+        """The arguments of a call of the root by name; "*0" is the first of *args."""
+        given = dict(zip(names_of(args, self.positions), args, strict=True), **kwargs)
         for name in self.old_names:
             if name in kwargs:
                 return renamed(given, self.old_names)
         return given
 
-    def enter(self, given: Mapping[str, Any]) -> RunningCall:
-        """Begin a planned call with the arguments `given`: its code sees local tensors.
+    def open(self, given: Mapping[str, Any], compiling: bool) -> tuple[list[Any], list[Any]]:
+        """Open the caches among the arguments of a planned call, for `check_end`.
 
-        Whoever calls this calls `leave` when the call has ended or failed.
+        Whoever calls this sets `call.active` and `NOW.attribute` in its own frame, and restores
+        them: dynamo may compile each frame by itself.
+
+        Returns:
+            The caches, which are to be sealed when the call ends, and the arguments into which
+            code may put tensors.
         """
-        call, compiling = self.call, torch.compiler.is_compiling()
-        filled = [] if compiling else may_be_filled(given, self.caches.names)
         opened = self.caches.open(map(given.get, self.caches.names))
-        # Dynamo would guard what a thread has in NOW.
-        outer = call.active, call.hook_views, None if compiling else NOW.attribute
-        call.active, call.hook_views = True, ()
-        if not compiling:
-            NOW.attribute = self.attribute
-        return RunningCall(outer, opened, filled)
+        return opened, [] if compiling else may_be_filled(given, self.caches.names)
 
-    def check_end(self, running: RunningCall, output: Any, takes: Container[str]) -> None:
-        """Check what a planned call leaves in hooks and in its arguments; note new caches.
+    def check_end(
+        self, output: Any, opened: list[Any], filled: list[Any], takes: Container[str]
+    ) -> None:
+        """Check what a planned call leaves in hooks and in its arguments; open its new caches.
 
         Args:
-            running: The call.
             output: What it returns.
-            takes: The names of its arguments. Without proven calls, only caches of known names are
-                sealed.
+            opened: What `open` returned; new caches come to it.
+            filled: What `open` returned.
+            takes: The names of the call's arguments. Without proven calls, only caches of known
+                names are sealed.
         """
         if self.call.hook_views:
             check_hook_views(self.call)
-        running.opened.extend(self.caches.new_among(output, takes))
-        if running.filled and self.proven is not None:
-            check_filled(running.filled, output)
-
-    def leave(self, running: RunningCall) -> None:
-        """End a planned call: restore what was there before, and seal its caches."""
-        self.call.active, self.call.hook_views, attribute = running.outer
-        if not torch.compiler.is_compiling():
-            NOW.attribute = attribute
-        self.caches.seal(running.opened)
+        opened += self.caches.new_among(output, takes)
+        if filled and self.proven is not None:
+            check_filled(filled, output)
 
     # --- parameters
 

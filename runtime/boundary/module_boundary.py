@@ -40,6 +40,7 @@ from shardwright.runtime.slots import (
     replace,
     returned,
 )
+from shardwright.runtime.tensors.by_name import NOW
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
@@ -371,8 +372,12 @@ class ModuleBoundary:
             )
         interface = self.interface
         assert interface is not None
-        given = self.check_flags(args, kwargs, by_itself=True)
-        running = model.enter(given)
+        given, compiling = self.check_flags(args, kwargs, True), torch.compiler.is_compiling()
+        opened, filled = model.open(given, compiling)
+        call, outer = self.call, (self.call.hook_views, NOW.attribute)
+        call.active, call.hook_views = True, ()
+        if not compiling:
+            NOW.attribute = model.attribute
         try:
             for name in self.kept_names & given.keys():
                 around = interface.change(AROUND, "in", full=False)
@@ -380,14 +385,15 @@ class ModuleBoundary:
             args, kwargs = interface.arguments_as(args, kwargs, WITHIN, full=False)
             output = self.compute(module, args, kwargs)
             self.leave_attributes(module)
-            model.check_end(running, output, interface.arguments)
+            model.check_end(output, opened, filled, interface.arguments)
             for slot, leaf in returned(output, interface.arguments):
                 if not isinstance(leaf, Tensor):
                     raise interface.not_known("out", slot)
                 interface.reshard(WITHIN, "out", True, slot, leaf)
             return interface.output_as(output, WITHIN, full=True)
         finally:
-            model.leave(running)
+            call.active, (call.hook_views, NOW.attribute) = False, outer
+            model.caches.seal(opened)
 
     def check_flags(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], by_itself: bool
@@ -416,11 +422,11 @@ class ModuleBoundary:
     ) -> Any:
         """Run `forward` of a module in the backward pass again, as in a planned call."""
         assert self.model is not None
-        running = self.model.enter({})
+        self.call.active, NOW.attribute = True, self.model.attribute
         try:
             return self.model.patched(forward)(module, *args, **kwargs)
         finally:
-            self.model.leave(running)
+            self.call.active, NOW.attribute = False, None
 
     def run_with_full_tensors(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 
 class PlannedCall(threading.local):
@@ -48,20 +48,6 @@ class AlwaysPlanned(PlannedCall):
 
 
 ALWAYS = AlwaysPlanned()
-
-
-class RunningCall(NamedTuple):
-    """A planned call of a model that runs (`ModelBoundary.enter`).
-
-    Attributes:
-        outer: What `PlannedCall` and `NOW` had before it.
-        opened: The caches that are to be sealed when it ends.
-        filled: The arguments into which code may put tensors.
-    """
-
-    outer: tuple[Any, ...]
-    opened: list[Any]
-    filled: list[Any]
 
 
 @contextmanager

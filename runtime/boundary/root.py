@@ -45,6 +45,7 @@ from shardwright.runtime.logits.split_logits import LossScope, LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import named, positions
+from shardwright.runtime.tensors.by_name import NOW
 
 TOKENIZER = "tokenizer"
 
@@ -77,23 +78,29 @@ class RootModule(LocalModule):
             if proven.named:
                 args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
         model.draw_as_first(self, model.modules)
-        loss, outer_seal = model.loss, model.loss.seal
+        call, loss = model.call, model.loss
         # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
         split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
+        opened, filled = model.open(given, compiling)
+        outer, outside = (call.active, call.hook_views, loss.seal), None
+        call.active, call.hook_views = True, ()
         loss.seal = seal = LossSeal() if split_loss else None
-        running = model.enter(given)
+        if not compiling:  # dynamo would guard what a thread has there
+            outside, NOW.attribute = NOW.attribute, model.attribute
         try:
             with model.lengths.forward() if model.lengths.axes else nullcontext():
                 output = model.patched(LocalModule.forward)(self, *args, **kwargs)
-            model.check_end(running, output, () if proven is None else proven.arguments)
+            model.check_end(output, opened, filled, () if proven is None else proven.arguments)
         finally:
-            model.leave(running)
-            loss.seal = outer_seal
+            call.active, call.hook_views, loss.seal = outer
+            if not compiling:
+                NOW.attribute = outside
             if seal is not None:
                 seal.closed = True
+            model.caches.seal(opened)
             if not compiling and model.changes is not None and model.changes.kept.changed():
                 model.changes.keep_own()
-        if known:
+        if known and proven is not None:
             proven.check_output(output)
         output = _as_tuple(output) if as_tuple else output
         return output if share is None else shown_rows(output, share)  # pyright: ignore[reportCallIssue]

@@ -100,9 +100,8 @@ def _entry(file: Path, name: str, fields: dict[str, Any]) -> Entry:
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{name} has dtype {dtype!r:.40}, which is not known here")
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise ValueError(f"the shape or data_offsets of {name} are not valid")
-    if any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, *offsets)):
+    lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+    if not lists or any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, *offsets)):
         raise ValueError(f"the shape or data_offsets of {name} are not valid")
     entry = Entry(file, DTYPES[dtype], tuple(shape), offsets[0])
     if (takes := offsets[1] - offsets[0]) != entry.nbytes:

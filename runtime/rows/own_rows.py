@@ -21,6 +21,7 @@ from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.rows.split_rows import RowShare, SplitRows
+from shardwright.runtime.slots import names_of
 
 WHOLE, LOCAL = "whole", "local"
 """What each rank of `cp` passes: full sequences, or its own rows."""
@@ -54,8 +55,7 @@ def joined_rows(
         UsageError: the rows of the ranks do not make a sequence, a tensor has unknown rows, or
             outputs are to have no names.
     """
-    names = {at: name for name, at in positions.items()}
-    named = {names.get(at, f"*{at}"): value for at, value in enumerate(args)}
+    named = dict(zip(names_of(args, positions), args, strict=True))
     if kwargs.get("return_dict") is False:
         raise UsageError('cp="local" finds outputs by name: call with return_dict=True')
     given, share = _joined({**named, **kwargs}, group)

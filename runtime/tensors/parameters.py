@@ -65,7 +65,7 @@ def full_of(tensor: Tensor, placement: Placement | None, mesh: Mesh) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor if placement is None else reshard.gather_whole(tensor, placement, mesh)
     if any(p.is_partial() for p in tensor.placements):  # a gradient that a hook has changed
-        return tensor.detach().full_tensor()
+        return tensor.full_tensor().detach()
     return layouts.gathered(tensor._local_tensor.detach(), tensor._spec)
 
 
