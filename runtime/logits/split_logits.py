@@ -66,8 +66,10 @@ class SplitHead:
     whole: ByDims
 
     @classmethod
-    def of(cls, reshard: Reshard, mesh: Mesh) -> SplitHead | None:
+    def of(cls, reshard: Reshard | ByDims, mesh: Mesh) -> SplitHead | None:
         """The head, if `reshard` gathers logits that are sharded by class only; None otherwise."""
+        if isinstance(reshard, ByDims):
+            return None
         source, target = reshard.source, reshard.target
         *before, last = source.dims
         meshes = sorted(Placement((last,)).meshes)
