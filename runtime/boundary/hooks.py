@@ -16,13 +16,7 @@ import torch
 from torch.nn.modules import module as modules
 
 from shardwright.errors import UsageError
-from shardwright.runtime.boundary.hook_views import (
-    check_no_gradient_asked,
-    note_hook_views,
-    others,
-    passed_through,
-    unchanged_views,
-)
+from shardwright.runtime.boundary import hook_views
 from shardwright.runtime.boundary.interface import AROUND, ModuleInterface
 from shardwright.runtime.boundary.planned_call import in_hook
 from shardwright.runtime.calls.caches import Caches
@@ -128,16 +122,21 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
         interface.check_alike()
         given = interface.arguments_as(args, kwargs, AROUND, full=True)
         full = [interface.output_as(x, AROUND, full=True) for x in output]
-        passed = passed_through(around, output), passed_through(around, output, full)
-        unchanged = unchanged_views(interface.path, (around, passed[0]), (given, passed[1]))
+        passed = (
+            hook_views.passed_through(around, output),
+            hook_views.passed_through(around, output, full),
+        )
+        unchanged = hook_views.unchanged_views(
+            interface.path, (around, passed[0]), (given, passed[1])
+        )
         with sealed, unchanged, in_hook(state.call):
             found = hook(module, *(given if with_kwargs else given[:1]), *full)
         for x in passed[0]:
             if not any(x is one for _, one in tensors(around)):
-                check_no_gradient_asked(interface.path, x)
+                hook_views.check_no_gradient_asked(interface.path, x)
         if output:
-            note_hook_views(state.call, interface.path, given, around)
-            if found is None and not others(output, full):
+            hook_views.note_hook_views(state.call, interface.path, given, around)
+            if found is None and not hook_views.others(output, full):
                 return None
             found = full[0] if found is None else found
             part = interface.output_as(found, AROUND, full=False)
@@ -147,7 +146,7 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
             elif not with_kwargs:
                 found = found if isinstance(found, tuple) else (found,), {}
             part = interface.arguments_as(*found, AROUND, full=False)
-        note_hook_views(state.call, interface.path, found, part)
+        hook_views.note_hook_views(state.call, interface.path, found, part)
         return part if output or with_kwargs else part[0]
 
     return torch.compiler.disable(with_full_tensors, reason=EAGER)

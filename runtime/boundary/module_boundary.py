@@ -23,6 +23,7 @@ from shardwright.planner.contract.names import old_names, renamed
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.planner.contract.styles import UNCHANGED
+from shardwright.runtime import slots
 from shardwright.runtime.boundary.interface import AROUND, WITHIN, ModuleInterface
 from shardwright.runtime.boundary.planned_call import ALWAYS, PlannedCall
 from shardwright.runtime.boundary.transforms import check_no_transform
@@ -30,16 +31,7 @@ from shardwright.runtime.calls.plain_arguments import check_flags
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.draws import Part, drawing_for
 from shardwright.runtime.redistribution.reshard import Reshard
-from shardwright.runtime.slots import (
-    Keys,
-    Rebuilt,
-    find_argument,
-    give_back,
-    map_slots,
-    rebuilt,
-    replace,
-    returned,
-)
+from shardwright.runtime.slots import Keys, Rebuilt
 from shardwright.runtime.tensors.by_name import NOW
 
 if TYPE_CHECKING:
@@ -86,7 +78,7 @@ class SlotChange:
 
     def find(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The key of the argument, or None if it is not given, and `args` or `kwargs`."""
-        return find_argument(self.name, self.index, args, kwargs)
+        return slots.find_argument(self.name, self.index, args, kwargs)
 
 
 @dataclass(eq=False, repr=False)
@@ -233,7 +225,7 @@ class ModuleBoundary:
                 self.kept_inputs[change.name] = where[at]
             where[at] = self.apply(change, where[at])
         if self.nested:
-            self.containers = rebuilt((*args, *outer.values()), (*given, *kwargs.values()))
+            self.containers = slots.rebuilt((*args, *outer.values()), (*given, *kwargs.values()))
         return given, kwargs
 
     def with_outer_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -271,7 +263,7 @@ class ModuleBoundary:
         try:
             if not change.keys and isinstance(value, Tensor):
                 return reshard(value)
-            return replace(value, change.keys, reshard)
+            return slots.replace(value, change.keys, reshard)
         except PlanError as error:
             where = f"'{change.slot}' of '{self.path}'" if change.slot else f"of '{self.path}'"
             raise PlanError(f"tensor {where}: {error}") from None
@@ -295,7 +287,7 @@ class ModuleBoundary:
                 return self.dispatcher.run(self.code, module, args, kwargs)
             output = self.code(module, *args, **kwargs)
         if containers:
-            give_back(containers)
+            slots.give_back(containers)
         return output
 
     def compute_with_full(
@@ -381,12 +373,12 @@ class ModuleBoundary:
         try:
             for name in self.kept_names & given.keys():
                 around = interface.change(AROUND, "in", full=False)
-                self.kept_inputs[name] = map_slots(given[name], name, around)
+                self.kept_inputs[name] = slots.map_slots(given[name], name, around)
             args, kwargs = interface.arguments_as(args, kwargs, WITHIN, full=False)
             output = self.compute(module, args, kwargs)
             self.leave_attributes(module)
             model.check_end(output, opened, filled, interface.arguments)
-            for slot, leaf in returned(output, interface.arguments):
+            for slot, leaf in slots.returned(output, interface.arguments):
                 if not isinstance(leaf, Tensor):
                     raise interface.not_known("out", slot)
                 interface.reshard(WITHIN, "out", True, slot, leaf)

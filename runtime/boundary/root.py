@@ -20,13 +20,8 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, EP
 from shardwright.planner.contract.names import old_names
 from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.boundary import hooks
 from shardwright.runtime.boundary.changes import check_compiled
-from shardwright.runtime.boundary.hooks import (
-    BEFORE_ALL,
-    BEHIND_ALL,
-    check_hooks_on_all,
-    wrap_hooks,
-)
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
@@ -119,8 +114,8 @@ class RootModule(LocalModule):
             if "torch._dynamo" in sys.modules:
                 check = torch.compiler.disable(check)
             check()
-        if (BEFORE_ALL or BEHIND_ALL) and not compiling:
-            check_hooks_on_all()
+        if (hooks.BEFORE_ALL or hooks.BEHIND_ALL) and not compiling:
+            hooks.check_hooks_on_all()
         check_no_transform()
 
     def _shardwright_check_wanted(self, given: dict[str, Any]) -> None:
@@ -314,7 +309,7 @@ def wrap_root(
             own: Any = type(module)
             front = LocalModule if state.draws_apart else front_for(module)
             put_class(module, state, front, own, named=own)
-            wrap_hooks(module)
+            hooks.wrap_hooks(module)
 
 
 def take_own_rows(model: nn.Module, mesh: Mesh) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract import plain_values
 from shardwright.planner.contract.lengths import holds, names_in
 from shardwright.planner.contract.names import (
     MASKS,
@@ -24,15 +25,7 @@ from shardwright.planner.contract.names import (
     is_batched,
     slot_pattern,
 )
-from shardwright.planner.contract.plain_values import (
-    BLOCK_MASK,
-    CONTAINERS,
-    FREE,
-    SWITCHES,
-    WITH_ANY,
-    is_code,
-    is_on,
-)
+from shardwright.planner.contract.plain_values import BLOCK_MASK, FREE, WITH_ANY
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.paged import KERNEL_LENGTHS, is_paged
 from shardwright.runtime.calls.plain_arguments import PlainArguments
@@ -105,7 +98,9 @@ class ProvenCalls:
         """Whether a call of continuous batching is proven."""
         self.trains = any(call.training for call in calls)
         self.asks_autocast = any(call.asks_autocast for call in calls)
-        self.off = tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own))
+        self.off = tuple(
+            n for n in plain_values.SWITCHES if any(c.values.get(n) is False for c in own)
+        )
         """Flags that no call had on."""
         self.lengths = {text: where for call in own for text, where in call.lengths.items()}
         """Comparisons of lengths that hold in all calls -> their places in the code."""
@@ -156,7 +151,7 @@ class ProvenCalls:
         if self.state and not self.several:
             self._check_tokens(given)
         for name in self.off:
-            if is_on(name, given, self.defaults.get(name), self.config):
+            if plain_values.is_on(name, given, self.defaults.get(name), self.config):
                 raise UsageError(
                     f"{name} of {self.model} is on{'' if name in given else ' by its config'}, and "
                     "was off in all calls that the plan was made for. With it the code may keep "
@@ -232,14 +227,18 @@ class ProvenCalls:
                         "of it: detach it"
                     )
                 continue
-            if type(value).__name__ == BLOCK_MASK or (is_code(value) and name not in self.given):
+            if type(value).__name__ == BLOCK_MASK or (
+                plain_values.is_code(value) and name not in self.given
+            ):
                 yield name
                 continue
             if is_own(value):
                 self._check_state(name, value)
                 continue
             if name in self.given or name == LOSS_DIVISOR:
-                if type(value) in CONTAINERS and (at := self.plain.unknown(name, value)):
+                if type(value) in plain_values.CONTAINERS and (
+                    at := self.plain.unknown(name, value)
+                ):
                     yield at
                 continue
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
