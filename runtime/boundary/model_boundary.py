@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -14,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import EP
-from shardwright.planner.contract.names import renamed
+from shardwright.planner.contract.names import old_names, renamed
+from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hook_views import check_hook_views
 from shardwright.runtime.boundary.planned_call import PlannedCall
@@ -24,9 +26,9 @@ from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.communication.replicas import Copies
-from shardwright.runtime.logits.split_logits import LossScope
+from shardwright.runtime.logits.split_logits import LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
-from shardwright.runtime.slots import names_of
+from shardwright.runtime.slots import names_of, positions
 from shardwright.runtime.tensors.layouts import axes_of
 from shardwright.runtime.tensors.parameters import check_own, cut
 
@@ -43,6 +45,8 @@ class ModelBoundary:
         call: Whether a planned call runs.
         modules: All modules of the model, as walking over it is slow.
         proven: The calls that the plan is proven for.
+        traceable_loss: Whether torch.compile can trace the root's loss code with split logits.
+        loss_seal: Seals the split logits of a forward with labels, while that runs.
         draws: When random numbers are drawn: "", "training" or "always".
         positions: The index of each argument of the model that may be given by position.
         old_names: Old names for a cache -> the argument that the model has for it.
@@ -54,12 +58,15 @@ class ModelBoundary:
 
     def __init__(self, root: nn.Module, mesh: Mesh, lengths: Lengths) -> None:
         self.root, self.mesh, self.lengths = root, mesh, lengths
-        self.call, self.caches, self.loss = PlannedCall(), Caches(), LossScope()
-        self.modules: list[nn.Module] = []
+        self.call, self.caches = PlannedCall(), Caches()
+        self.modules = list(root.modules())
         self.proven: ProvenCalls | None = None
         self.draws = ""
-        self.positions: dict[str, int] = {}
-        self.old_names: dict[str, str] = {}
+        code = getattr(inspect.unwrap(type(root).forward), "__code__", None)
+        self.traceable_loss = code is None or "CrossEntropyLoss" not in code.co_names
+        self.loss_seal: LossSeal | None = None
+        self.positions, _ = positions(type(root).forward)
+        self.old_names = old_names(self.positions)
         self.own_rows: Group | None = None
         self.copies: Copies | None = None
         self.changes: ChangeDetection | None = None
@@ -68,6 +75,16 @@ class ModelBoundary:
         """Number of mesh dims of parameters. FSDP2 stores parameters over more dims."""
         self.patched: Callable[[Any], Any] = _as_it_is
         """Puts the patches of torch around a function that code of the model needs, if any."""
+
+    def prove(self, calls: Sequence[TracedCall]) -> None:
+        """Note the calls that the plan is proven for."""
+        forwards = {c.module: self.root.get_submodule(c.module).forward for c in calls}
+        takes = {path: inspect.signature(forward).parameters for path, forward in forwards.items()}
+        calls = [call.as_called(takes[call.module]) for call in calls]
+        self.caches = Caches({name for call in calls for name in call.state})
+        self.proven = ProvenCalls(self.root, calls)
+        draws = {call.draws for call in calls} - {""}
+        self.draws = "always" if "always" in draws else "".join(draws)
 
     def distribute(self, changes: ChangeDetection) -> None:
         """Note that parameters are DTensors from now on."""
@@ -177,7 +194,7 @@ class ModelBoundary:
         twin = memo[id(self)] = copy.copy(self)
         twin.root, twin.call = memo[id(self.root)], PlannedCall()
         twin.owners = {}
-        twin.loss = LossScope(self.loss.traceable)
+        twin.loss_seal = None
         twin.modules = copy.deepcopy(self.modules, memo)
         twin.changes = copy.deepcopy(self.changes, memo)
         return twin

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,7 @@ from shardwright.runtime.boundary.planned_call import ALWAYS, PlannedCall
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.plain_arguments import check_flags
 from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.logits.split_logits import SplitHead, SplitLogits
 from shardwright.runtime.redistribution.draws import Part, drawing_for
 from shardwright.runtime.redistribution.reshard import Reshard
 from shardwright.runtime.slots import Keys, Rebuilt
@@ -36,7 +37,6 @@ from shardwright.runtime.tensors.by_name import NOW
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
-    from shardwright.runtime.logits.split_logits import SplitHead
     from shardwright.runtime.redistribution.dispatch import Dispatcher
     from shardwright.runtime.rows.attention_rows import AttentionRows
 
@@ -257,9 +257,9 @@ class ModuleBoundary:
 
     def apply(self, change: SlotChange, value: Any) -> Any:
         """Return `value` with one slot redistributed. Errors name the module and the slot."""
-        reshard = change.reshard
-        if change.head is not None and self.model is not None and self.model.loss.seal is not None:
-            reshard = change.head.using(self.model.loss.seal)
+        reshard, seal = change.reshard, None if self.model is None else self.model.loss_seal
+        if change.head is not None and seal is not None:
+            reshard = partial(SplitLogits, head=change.head, seal=seal)
         try:
             if not change.keys and isinstance(value, Tensor):
                 return reshard(value)
@@ -444,21 +444,27 @@ def boundary_of(module: nn.Module) -> ModuleBoundary | None:
     return vars(module).get("_shardwright")
 
 
+def boundaries(model: nn.Module) -> Iterator[tuple[str, ModuleBoundary]]:
+    """The boundaries of the modules of `model`, by name."""
+    for path, module in model.named_modules():
+        if (boundary := boundary_of(module)) is not None:
+            yield path, boundary
+
+
 def link_origins(model: nn.Module) -> None:
     """Connect inputs in `inputs_from_outer` to the enclosing module that keeps the original tensor.
 
     Raises:
         PlanError: the enclosing module has no such input.
     """
-    modules = dict(model.named_modules())
-    for path, module in modules.items():
-        state = boundary_of(module)
-        for change in [] if state is None else state.inputs_from_outer:
+    found = dict(boundaries(model))
+    for path, boundary in found.items():
+        for change in boundary.inputs_from_outer:
             assert change.outer_slot is not None
-            levels = len(change.outer_slot) - len(change.outer_slot.lstrip("."))
             slot = change.outer_slot.lstrip(".")
+            levels = len(change.outer_slot) - len(slot)
             around = ".".join(path.split(".")[:-levels])
-            outer = boundary_of(modules[around])
+            outer = found.get(around)
             if outer is None or slot not in {c.slot for c in outer.inputs}:
                 raise PlanError(
                     f"the plan gives '{path}' the input '{slot}' of '{around}' from before its "
@@ -483,4 +489,4 @@ def mesh_of(model: nn.Module) -> Mesh | None:
     """The mesh over which a plan was applied to `model`, even of one rank; None if none was."""
     if (mesh := model.__dict__.get("_shardwright_mesh")) is not None:
         return mesh
-    return next((s.mesh for m in model.modules() if (s := boundary_of(m)) is not None), None)
+    return next((boundary.mesh for _, boundary in boundaries(model)), None)

@@ -18,17 +18,19 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, EP
-from shardwright.planner.contract.names import old_names
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.boundary import hooks
 from shardwright.runtime.boundary.changes import check_compiled
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
-from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
+from shardwright.runtime.boundary.module_boundary import (
+    ModuleBoundary,
+    boundaries,
+    boundary_of,
+    placements,
+)
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.batching import init_continuous_batching
-from shardwright.runtime.calls.caches import Caches
-from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.calls.stopping import stopping_as_first
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.model_objects import has_forward
@@ -36,10 +38,10 @@ from shardwright.runtime.code.names_in_code import names_it_reads
 from shardwright.runtime.communication.generators import draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
-from shardwright.runtime.logits.split_logits import LossScope, LossSeal
+from shardwright.runtime.logits.split_logits import LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
-from shardwright.runtime.slots import named, positions
+from shardwright.runtime.slots import named
 from shardwright.runtime.tensors.by_name import NOW
 
 TOKENIZER = "tokenizer"
@@ -73,13 +75,13 @@ class RootModule(LocalModule):
             if proven.named:
                 args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
         model.draw_as_first(self, model.modules)
-        call, loss = model.call, model.loss
+        call = model.call
         # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
-        split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
+        split_loss = given.get("labels") is not None and (model.traceable_loss or not compiling)
         opened, filled = model.open(given, compiling)
-        outer, outside = (call.active, call.hook_views, loss.seal), None
+        outer, outside = (call.active, call.hook_views, model.loss_seal), None
         call.active, call.hook_views = True, ()
-        loss.seal = seal = LossSeal() if split_loss else None
+        model.loss_seal = seal = LossSeal() if split_loss else None
         if not compiling:  # dynamo would guard what a thread has there
             outside, NOW.attribute = NOW.attribute, model.attribute
         try:
@@ -87,7 +89,7 @@ class RootModule(LocalModule):
                 output = model.patched(LocalModule.forward)(self, *args, **kwargs)
             model.check_end(output, opened, filled, () if proven is None else proven.arguments)
         finally:
-            call.active, call.hook_views, loss.seal = outer
+            call.active, call.hook_views, model.loss_seal = outer
             if not compiling:
                 NOW.attribute = outside
             if seal is not None:
@@ -275,35 +277,22 @@ def wrap_root(
     """
     if isinstance(model, RootModule):
         return
-    states = [state for m in model.modules() if (state := boundary_of(m)) is not None]
-    mesh = mesh or (states[0].mesh if states else None)
+    found = dict(boundaries(model))
+    mesh = mesh or next((boundary.mesh for boundary in found.values()), None)
     if mesh is None:
         return
     shared = ModelBoundary(model, mesh, lengths or Lengths())
-    shared.modules = list(model.modules())
-    if calls is not None and any(state.changes_tensors for state in states):
-        called = {path: model.get_submodule(path) for path in {call.module for call in calls}}
-        takes = {path: inspect.signature(m.forward).parameters for path, m in called.items()}
-        calls = [call.as_called(takes[call.module]) for call in calls]
-        shared.caches = Caches({name for call in calls for name in call.state})
-        shared.proven = ProvenCalls(model, calls)
-        drawn = {call.draws for call in calls} - {""}
-        shared.draws = "always" if "always" in drawn else "".join(drawn)
-    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-    names = () if code is None else code.co_names
-    shared.loss = LossScope(traceable="CrossEntropyLoss" not in names)
-    shared.positions, _ = positions(type(model).forward)
-    shared.old_names = old_names(shared.positions)
-    draw = [m for m in model.modules() if (s := boundary_of(m)) is not None and s.draws is not None]
+    if calls is not None and any(boundary.changes_tensors for boundary in found.values()):
+        shared.prove(calls)
+    draw = [model.get_submodule(path) for path, b in found.items() if b.draws is not None]
     apart = {id(within) for module in draw for within in module.modules()}
     for path, module in model.named_modules():
         state = boundary_of(module) or ModuleBoundary(mesh, module, path)
         state.model, state.call, state.draws_apart = shared, shared.call, id(module) in apart
         state.settle()
         if module is model:
-            bases = [base for base in state.bases if base is not LocalModule] or [
-                state.unsplit_class
-            ]
+            bases = [base for base in state.bases if base is not LocalModule]
+            bases = bases or [state.unsplit_class]
             put_class(model, state, RootModule, *bases, named=state.shown_class)
         elif not state.bases:
             own: Any = type(module)
@@ -321,8 +310,8 @@ def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
 
 def takes_own_rows(model: nn.Module) -> bool:
     """Whether each rank passes its own rows to `model` or to a split model in it."""
-    states = (s for m in model.modules() if (s := boundary_of(m)) is not None)
-    return any(s.model is not None and s.model.own_rows is not None for s in states)
+    models = (boundary.model for _, boundary in boundaries(model))
+    return any(shared is not None and shared.own_rows is not None for shared in models)
 
 
 def front_for(module: nn.Module) -> type:

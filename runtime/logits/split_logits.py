@@ -36,19 +36,6 @@ class LossSeal:
         self.closed = False
 
 
-class LossScope:
-    """Shared by a root and its heads.
-
-    Attributes:
-        seal: Set while a forward with labels runs.
-        traceable: Whether torch.compile can trace the root's loss code with split logits.
-    """
-
-    def __init__(self, traceable: bool = True) -> None:
-        self.seal: LossSeal | None = None
-        self.traceable = traceable
-
-
 @dataclass(eq=False)
 class SplitHead:
     """How the output of a head is sharded.
@@ -85,10 +72,6 @@ class SplitHead:
             tuple(mesh[m] for m in meshes),
             last_dim(str(last), str(size), mesh),
         )
-
-    def using(self, seal: LossSeal) -> Callable[[Tensor], Any]:
-        """A function that makes `SplitLogits` of the head's local output."""
-        return lambda local: SplitLogits(local, self, seal)
 
 
 class SplitLogits(StandsForTensor):
