@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,11 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import STEM
+from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.packages import config_of
 from shardwright.runtime.quantized.kept import KeptWeight, StoredTensor
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.tensors.parameters import full_of
-
-if TYPE_CHECKING:
-    from shardwright.runtime.communication.mesh import Mesh
 
 T = TypeVar("T")
 
@@ -37,7 +35,6 @@ def save(
     directory: str | Path,
     placements: Mapping[str, Placement],
     mesh: Mesh,
-    *,
     max_shard_size: int | str = "5GB",
     dequantize: bool = False,
 ) -> None:
