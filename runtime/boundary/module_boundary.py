@@ -203,9 +203,8 @@ class ModuleBoundary:
         """The placements of the inputs and outputs; None if the plan has no entry."""
         if self.spec is None:
             return None
-        return ModuleInterface(
-            self.unsplit_class.forward, self.leaf, self.spec, self.mesh, self.path
-        )
+        forward = self.unsplit_class.forward
+        return ModuleInterface(forward, self.leaf, self.spec, self.mesh, self.path)
 
     # --- a planned call
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
@@ -28,40 +27,8 @@ from torch.utils._pytree import tree_leaves
 from shardwright.errors import UsageError
 from shardwright.runtime.boundary import parametrized
 from shardwright.runtime.boundary.module_boundary import boundary_of
-from shardwright.runtime.code.names_in_code import names_in
-
-
-class Patch:
-    """Functions in the place of those of a module or class, while some thread is inside `active`.
-
-    Args:
-        owner: The module or class.
-        functions: The new functions, by name.
-    """
-
-    def __init__(self, owner: Any, functions: Mapping[str, Any]) -> None:
-        self.owner, self.functions = owner, functions
-        self.originals = {name: getattr(owner, name) for name in functions}
-        self.lock, self.inside = threading.Lock(), 0
-
-    @contextmanager
-    def active(self, flag: ContextVar[bool] | None = None) -> Iterator[None]:
-        """Inside, the functions are replaced, and `flag` is set in this context."""
-        token = None if flag is None else flag.set(True)
-        self._count(1)
-        try:
-            yield
-        finally:
-            self._count(-1)
-            if flag is not None and token is not None:
-                flag.reset(token)
-
-    def _count(self, change: int) -> None:
-        with self.lock:
-            self.inside += change
-            for name, function in (self.functions if self.inside else self.originals).items():
-                setattr(self.owner, name, function)
-
+from shardwright.runtime.code.names_in_code import every_class_of, names_in
+from shardwright.runtime.patch import Patch
 
 PARAMETRIZE = Patch(
     parametrize,
@@ -125,7 +92,7 @@ HIGHER_ORDER = Patch(import_module("torch._higher_order_ops.utils"), {COMPILE_AN
 
 def control_flow_as_python() -> AbstractContextManager[None]:
     """Inside, in this context, `torch.cond` and `torch.while_loop` run as Python code."""
-    return HIGHER_ORDER.active(IN_PLANNED_CALL)
+    return HIGHER_ORDER.active(IN_PLANNED_CALL, True)
 
 
 NEEDED_BY = {
@@ -138,8 +105,7 @@ NEEDED_BY = {
 
 def patches_for(model: nn.Module) -> Callable[[Any], Any]:
     """Return what puts the patches that the code of `model` needs, if any, around a function."""
-    kinds = {kind for m in model.modules() for kind in type(m).__mro__}
-    needed = tuple({NEEDED_BY[name] for kind in kinds for name in _named(kind)})
+    needed = tuple({NEEDED_BY[name] for kind in every_class_of(model) for name in _named(kind)})
 
     def patched(function: Any) -> Any:
         for patch in needed:
@@ -161,7 +127,7 @@ def _named(kind: type) -> frozenset[str]:
 
 def parametrizations_in_place() -> AbstractContextManager[None]:
     """Inside, in this context, parametrized parameters of all modules stay in place."""
-    return PARAMETRIZE.active(parametrized.IN_PLACE)
+    return PARAMETRIZE.active(parametrized.IN_PLACE, True)
 
 
 @functools.cache

@@ -38,7 +38,11 @@ class VocabLookup(nn.Embedding):
         state.other_rows = tuple(
             (a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b
         )
-        state.padding = self._padding_row()
+        held = 0
+        for start, stop in state.rows:
+            if self.padding_idx is not None and start <= self.padding_idx < stop:
+                state.padding = self.padding_idx - start + held
+            held += stop - start
 
     def forward(self, input: Tensor) -> Tensor:
         """Full ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
@@ -60,12 +64,3 @@ class VocabLookup(nn.Embedding):
             return F.embedding(local, self.weight, state.padding)
         out = F.embedding(local.masked_fill(foreign, 0), self.weight, state.padding)
         return out.masked_fill(foreign.unsqueeze(-1), 0)
-
-    def _padding_row(self) -> int | None:
-        """The local row of `padding_idx`, which gets no gradient; None if it is on another rank."""
-        held = 0
-        for start, stop in self._shardwright.rows:
-            if self.padding_idx is not None and start <= self.padding_idx < stop:
-                return self.padding_idx - start + held
-            held += stop - start
-        return None

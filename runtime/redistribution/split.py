@@ -15,17 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.dims import (
-    Atom,
-    Dim,
-    Product,
-    Range,
-    atoms,
-    dim_size,
-    local_ranges,
-    shard_range,
-    uncovered_ranges,
-)
+from shardwright.planner.contract import dims
+from shardwright.planner.contract.dims import Atom, Dim, Product, Range
 from shardwright.runtime.communication.collectives import all_gather, all_reduce, reduce_scatter
 from shardwright.runtime.communication.mesh import Group
 
@@ -70,15 +61,16 @@ class Split:
     shift: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size, self.shift = dim_size(self.inner), int(not self.major == self.minor == 1)
+        self.size, self.shift = dims.dim_size(self.inner), int(not self.major == self.minor == 1)
         self.static = self.size is not None
         if not self.static:
             return
         ranks = self.group.size
         self.parts = tuple(
-            tuple(local_ranges(self.inner, {self.mesh: (rank, ranks)})) for rank in range(ranks)
+            tuple(dims.local_ranges(self.inner, {self.mesh: (rank, ranks)}))
+            for rank in range(ranks)
         )
-        everywhere = tuple(uncovered_ranges(self.inner, self.mesh))
+        everywhere = tuple(dims.uncovered_ranges(self.inner, self.mesh))
         self.order = _order(self.parts, everywhere)
         self.shared = tuple(
             (offset, offset + length)
@@ -98,9 +90,9 @@ class Split:
         if plain.static and all(len(ranges) <= 1 for ranges in plain.parts):
             return plain
         major, inner, minor = _inner(layout, mesh)
-        if dim_size(inner) is None and not isinstance(inner, Atom):
+        if dims.dim_size(inner) is None and not isinstance(inner, Atom):
             raise PlanError(f"cannot split '{layout}' over {mesh}: a run-time size inside a sum")
-        if [major, dim_size(inner), minor].count(None) > 1:
+        if [major, dims.dim_size(inner), minor].count(None) > 1:
             raise PlanError(f"cannot split '{layout}' over {mesh}: two run-time sizes in one dim")
         return cls(group, mesh, dim, inner, major, minor)
 
@@ -109,7 +101,7 @@ class Split:
         if self.static:
             return self.parts
         assert size is not None
-        return tuple((shard_range(size, r, self.group.size),) for r in range(self.group.size))
+        return tuple((dims.shard_range(size, r, self.group.size),) for r in range(self.group.size))
 
     def whole_size(self, x: Tensor) -> int:
         """Return the run-time size of `inner` of a full tensor."""
@@ -233,13 +225,13 @@ def _inner(dim: Dim, mesh: str) -> tuple[int | None, Dim, int | None]:
     """Return `dim` as (size of the major factors, what `mesh` splits, size of the minor ones)."""
     if not isinstance(dim, Product):
         return 1, dim, 1
-    places = [i for i, f in enumerate(dim.factors) if any(a.mesh == mesh for a in atoms(f))]
+    places = [i for i, f in enumerate(dim.factors) if any(a.mesh == mesh for a in dims.atoms(f))]
     if len(places) != 1:
         raise PlanError(f"'{dim}' is split twice over {mesh}")
     at = places[0]
     major, inner, minor = _inner(dim.factors[at], mesh)
     before, after = Product(dim.factors[:at]), Product(dim.factors[at + 1 :])
-    return _times(dim_size(before), major), inner, _times(minor, dim_size(after))
+    return _times(dims.dim_size(before), major), inner, _times(minor, dims.dim_size(after))
 
 
 def _times(a: int | None, b: int | None) -> int | None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import first_line
-from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.agreement import first_reason, gather
 from shardwright.runtime.ranks.failure import named
 
 LOG = logging.getLogger("shardwright")
@@ -115,16 +115,13 @@ def symmetric_of(group: dist.ProcessGroup) -> Symmetric | None:
 
 def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | None:
     ranks = named(dist.get_process_group_ranks(group))
-    reasons = gather("sharing GPU memory", _why_not(group, device), group, str | None)
-    if any(reasons):
-        LOG.info("%s sum by their backend: %s", ranks, next(filter(None, reasons)))
-        return None
-    memory, failure = None, None
-    try:
-        memory = _shared(group, device)
-    except RuntimeError as error:
-        failure = first_line(error)
-    failure = next(filter(None, gather("sharing GPU memory", failure, group, str | None)), None)
+    memory, failure = None, first_reason("sharing GPU memory", _why_not(group, device), group)
+    if failure is None:
+        try:
+            memory = _shared(group, device)
+        except RuntimeError as error:
+            failure = first_line(error)
+        failure = first_reason("sharing GPU memory", failure, group)
     if memory is None or failure is not None:
         LOG.info("%s sum by their backend: %s", ranks, failure)
         return None
