@@ -106,7 +106,7 @@ def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
         return stored
     call = state.call
     if call.full:
-        if all(p.is_replicate() for p in stored.placements):
+        if stored._spec.is_replicated():
             trains = torch.is_grad_enabled() and stored.requires_grad
             return _with_gradient(stored, state) if trains else stored._local_tensor
         return stored.full_tensor()

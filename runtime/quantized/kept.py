@@ -158,11 +158,7 @@ class KeptWeight(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        held: Held,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        dims: Sequence[int] | None = None,
+        cls, held: Held, shape: Sequence[int], dtype: torch.dtype, dims: Sequence[int] | None = None
     ) -> KeptWeight:
         """Make the tensor of `shape` whose dim i is dim `dims[i]` of the one that is computed."""
         order = tuple(dims if dims is not None else range(len(shape)))

@@ -281,11 +281,6 @@ def place_of(spec: DTensorSpec) -> tuple[int, ...]:
     return tuple(place)
 
 
-def is_full(spec: DTensorSpec) -> bool:
-    """Whether the tensor is replicated over all mesh dims."""
-    return all(p.is_replicate() for p in spec.placements)
-
-
 def is_planned(spec: DTensorSpec) -> bool:
     """Whether a placement is a `PlannedShard`."""
     return any(isinstance(p, PlannedShard) for p in spec.placements)
@@ -321,7 +316,7 @@ def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
 
 def cut(full: Tensor, spec: DTensorSpec) -> Tensor:
     """The local tensor of a `full` one, which may broadcast to the shape; no communication."""
-    if is_full(spec):
+    if spec.is_replicated():
         return full
     place, ahead = place_of(spec), len(spec.shape) - full.dim()
     for shards in shards_of(spec):

@@ -130,7 +130,7 @@ def _layout_for(given: Sequence[Tensor]) -> DTensor | None:
     except RuntimeError:
         return split[0] if split else None  # `_check_full` says why
     split = [x for x in split if x.shape == shape]
-    return min(split, key=lambda x: layouts.is_full(x._spec), default=None)
+    return min(split, key=lambda x: x._spec.is_replicated(), default=None)
 
 
 def _lists(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -169,7 +169,7 @@ def _view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x = args[0]
     if isinstance(x, DTensor):
         kind: type[SplitTensor] = ViewCopy if isinstance(x, ViewCopy) else SplitTensor
-        if layouts.is_full(x._spec):
+        if x._spec.is_replicated():
             made = op(x._local_tensor, *args[1:], **kwargs)
             return tree_map(lambda out: kind.of(out, x._spec, out.shape), made)
         if (kept := kept_dims(op, args, x.shape)) is not None:
