@@ -99,8 +99,8 @@ def wrap_hooks(module: Any) -> None:
 
 def _interface(module: Any) -> ModuleInterface | None:
     """The interface of a module in a planned call; None if the plan has no entry or none runs."""
-    state = module._shardwright
-    return state.interface if state.note_call() else None
+    boundary = module._shardwright
+    return boundary.interface if boundary.note_call() else None
 
 
 def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
@@ -110,14 +110,14 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
 
     @functools.wraps(hook)
     def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
-        state = module._shardwright
-        if not state.note_call():
+        boundary = module._shardwright
+        if not boundary.note_call():
             return hook(module, args, *rest)
         kwargs, output = (rest[0], rest[1:]) if with_kwargs else ({}, rest)
-        around, interface = (args, kwargs), state.interface
-        sealed = _caches(state).sealed(around, output)
+        around, interface = (args, kwargs), boundary.interface
+        sealed = _caches(boundary).sealed(around, output)
         if interface is None:
-            with sealed, in_hook(state.call):
+            with sealed, in_hook(boundary.call):
                 return hook(module, args, *rest)
         interface.check_alike()
         given = interface.arguments_as(args, kwargs, AROUND, full=True)
@@ -129,13 +129,13 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
         unchanged = hook_views.unchanged_views(
             interface.path, (around, passed[0]), (given, passed[1])
         )
-        with sealed, unchanged, in_hook(state.call):
+        with sealed, unchanged, in_hook(boundary.call):
             found = hook(module, *(given if with_kwargs else given[:1]), *full)
         for x in passed[0]:
             if not any(x is one for _, one in tensors(around)):
                 hook_views.check_no_gradient_asked(interface.path, x)
         if output:
-            hook_views.note_hook_views(state.call, interface.path, given, around)
+            hook_views.note_hook_views(boundary.call, interface.path, given, around)
             if found is None and not hook_views.others(output, full):
                 return None
             found = full[0] if found is None else found
@@ -146,7 +146,7 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
             elif not with_kwargs:
                 found = found if isinstance(found, tuple) else (found,), {}
             part = interface.arguments_as(*found, AROUND, full=False)
-        hook_views.note_hook_views(state.call, interface.path, found, part)
+        hook_views.note_hook_views(boundary.call, interface.path, found, part)
         return part if output or with_kwargs else part[0]
 
     return torch.compiler.disable(with_full_tensors, reason=EAGER)
@@ -172,8 +172,8 @@ def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:
     return with_full_gradients
 
 
-def _caches(state: Any) -> Caches:
-    return Caches() if state.model is None else state.model.caches
+def _caches(boundary: Any) -> Caches:
+    return Caches() if boundary.model is None else boundary.model.caches
 
 
 def is_trusted(hook: Hook) -> bool:

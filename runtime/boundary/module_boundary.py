@@ -478,8 +478,8 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     """The placement of each parameter and buffer in the plan, by its name in `model`."""
     out = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        state = boundary_of(module)
-        for name, placement in state.placements.items() if state else ():
+        boundary = boundary_of(module)
+        for name, placement in boundary.placements.items() if boundary else ():
             out[f"{path}.{name}" if path else name] = placement
     return out
 

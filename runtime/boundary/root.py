@@ -287,25 +287,26 @@ def wrap_root(
     draw = [model.get_submodule(path) for path, b in found.items() if b.draws is not None]
     apart = {id(within) for module in draw for within in module.modules()}
     for path, module in model.named_modules():
-        state = boundary_of(module) or ModuleBoundary(mesh, module, path)
-        state.model, state.call, state.draws_apart = shared, shared.call, id(module) in apart
-        state.settle()
+        boundary = boundary_of(module) or ModuleBoundary(mesh, module, path)
+        boundary.model, boundary.call = shared, shared.call
+        boundary.draws_apart = id(module) in apart
+        boundary.settle()
         if module is model:
-            bases = [base for base in state.bases if base is not LocalModule]
-            bases = bases or [state.unsplit_class]
-            put_class(model, state, RootModule, *bases, named=state.shown_class)
-        elif not state.bases:
+            bases = [base for base in boundary.bases if base is not LocalModule]
+            bases = bases or [boundary.unsplit_class]
+            put_class(model, boundary, RootModule, *bases, named=boundary.shown_class)
+        elif not boundary.bases:
             own: Any = type(module)
-            front = LocalModule if state.draws_apart else front_for(module)
-            put_class(module, state, front, own, named=own)
+            front = LocalModule if boundary.draws_apart else front_for(module)
+            put_class(module, boundary, front, own, named=own)
             hooks.wrap_hooks(module)
 
 
 def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
     """Let each rank of `cp` pass its own rows of a sequence to `model`, a root; in place."""
-    state = boundary_of(model)
-    assert state is not None and state.model is not None
-    state.model.own_rows = mesh[CP]
+    boundary = boundary_of(model)
+    assert boundary is not None and boundary.model is not None
+    boundary.model.own_rows = mesh[CP]
 
 
 def takes_own_rows(model: nn.Module) -> bool:

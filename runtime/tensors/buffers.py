@@ -23,10 +23,10 @@ from shardwright.runtime.tensors.split_tensor import SplitTensor
 
 def _local_parts(module: Any) -> Iterator[tuple[str, Tensor, Placement]]:
     """The sharded buffers of a module: name, local tensor, placement."""
-    if (state := vars(module).get("_shardwright")) is None:
+    if (boundary := vars(module).get("_shardwright")) is None:
         return
     for name, buffer in module._buffers.items():
-        placement = state.placements.get(name)
+        placement = boundary.placements.get(name)
         if buffer is not None and placement is not None and placement.meshes:
             yield name, buffer, placement
 
