@@ -207,14 +207,8 @@ def _reduced(self: Any, protocol: Any) -> Any:
     return (_NotWritten(make), *rest)
 
 
-class _NotWritten:
+class _NotWritten(functools.partial[Any]):
     """A function that can be called and not pickled."""
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self.make = make
-
-    def __call__(self, *args: Any) -> Any:
-        return self.make(*args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(f"a cache cannot be pickled or sent: {PART}")

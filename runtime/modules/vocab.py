@@ -28,12 +28,10 @@ class VocabLookup(nn.Embedding):
         boundary = self._shardwright
         path, placement = boundary.path, boundary.placements.get("weight")
         if placement is None:
-            raise PlanError(
-                f"'{boundary.path}' is to be split by rows, but its weight is not placed"
-            )
+            raise PlanError(f"'{path}' is to be split by rows, but its weight is not placed")
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(self, option):
-                raise PlanError(f"'{boundary.path}' has {option} set: its rows cannot be split")
+                raise PlanError(f"'{path}' has {option} set: its rows cannot be split")
         boundary.rows = tuple(local_ranges(placement.dims[0], boundary.mesh.coords))
         ends = [0, *(end for row in boundary.rows for end in row), placement.shape[0] or 0]
         boundary.other_rows = tuple(

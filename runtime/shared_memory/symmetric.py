@@ -74,18 +74,18 @@ class Symmetric:
         size = x.nbytes
         if op != "sum" or x.dtype not in DTYPES or not 0 < size <= len(self._memory):
             return None
-        short = self._one_shot is not None and size <= SHORT and size % ALIGNED == 0
-        if not short and (self._two_shot is None or size % (ALIGNED * self._ranks)):
+        one_shot = self._one_shot if size <= SHORT and size % ALIGNED == 0 else None
+        two_shot = self._two_shot if size % (ALIGNED * self._ranks) == 0 else None
+        if one_shot is None and two_shot is None:
             return None
         if x.is_cuda and not self._in_turn():
             return None
         message = self._memory[:size].view(x.dtype).view(x.shape)
         message.copy_(x)
-        if short:
-            assert self._one_shot is not None
-            return self._one_shot(message)
-        assert self._two_shot is not None
-        self._two_shot(message)
+        if one_shot is not None:
+            return one_shot(message)
+        if two_shot is not None:
+            two_shot(message)
         return x.copy_(message) if spent else message.clone()
 
     def _in_turn(self) -> bool:

@@ -13,6 +13,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import mesh_dim_of
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.module_boundary import mesh_of, placements
+from shardwright.runtime.checkpoint.names import all_tensors
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import agree
@@ -39,7 +40,7 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     """
     mesh, placed = mesh_of(model), placements(model)
     # Before anything is sent: an error must not leave other ranks waiting.
-    failure = _failure(tensors, _held(model), placed, mesh)
+    failure = _failure(tensors, all_tensors(model), placed, mesh)
     dims = {mesh_dim_of(name) for p in placed.values() for name in p.named}
     groups = mesh.process_groups(dims) if mesh is not None else []
     agree("gathering tensors", failure, {"names": facts.digest(sorted(tensors))}, groups)
@@ -66,7 +67,7 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
     Raises:
         PlanError: the model has no such name, or a shape is not that of the full parameter.
     """
-    mesh, placed, held = mesh_of(model), placements(model), _held(model)
+    mesh, placed, held = mesh_of(model), placements(model), all_tensors(model)
     out = {}
     for name, value in tensors.items():
         if name not in held:
@@ -86,12 +87,6 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
                 value = take_local(value, placed[name], mesh.coords)
         out[name] = value
     return out
-
-
-def _held(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, with all names of tied ones."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(model.named_buffers(remove_duplicate=False)), **dict(parameters)}
 
 
 def _is_scalar(value: Any) -> bool:
