@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.dims import Atom
+from shardwright.planner.contract.dims import Atom, dim_size, resolve
 from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
@@ -193,10 +193,17 @@ class ModuleInterface:
         reshard = self.reshard(AROUND, side, not full, slot, grad)
         if reshard is None or not reshard.steps:
             return grad
-        # Integer tensors get gradients from torch, too: integer zeros.
-        found = grad if grad.is_floating_point() or grad.is_complex() else grad.float()
-        for step in reversed(reshard.steps):
-            found = step.back(found)
+        coords, sizes = self.mesh.coords, []
+        dims = zip(reshard.source.dims, reshard.target.dims, grad.shape, strict=True)
+        for source, target, size in dims:  # a run-time size that is sharded is found by the forward
+            whole = dim_size(resolve(target, size, coords))
+            sizes.append(dim_size(resolve(source, whole or 0), coords) or 0)
+        with torch.enable_grad():
+            # Integer tensors get gradients from torch, too: integer zeros.
+            real = grad if grad.is_floating_point() or grad.is_complex() else grad.float()
+            near = real.new_zeros(sizes).requires_grad_()
+            far = reshard(near)
+        (found,) = torch.autograd.grad(far, near, real, create_graph=torch.is_grad_enabled())
         return found.to(grad.dtype)
 
 
