@@ -145,6 +145,11 @@ class Checkpoint:
                 found.update(file.bytes_at(file.data + entry.offset + start, count))
         return f"digest {found.hexdigest()[:12]}"
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.stored.values())
+
 
 def _samples(size: int) -> list[tuple[int, int]]:
     """Return (start, length) of a tensor's samples: evenly spaced, the first and last bytes too."""
