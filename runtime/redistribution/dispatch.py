@@ -133,7 +133,9 @@ class Dispatcher:
             where[at] = value
         made = self._computed(lambda: code(module, *given, **named), module, came, weigh)
         back = _Exchange.apply(made, route.back)
-        return back[order.argsort()].view(*experts.shape, back.shape[-1]).sum(1).view(tokens.shape)
+        in_turn = torch.empty_like(order)
+        in_turn[order] = torch.arange(len(order), device=order.device)
+        return back[in_turn].view(*experts.shape, back.shape[-1]).sum(1).view(tokens.shape)
 
     run: Any = torch.compiler.disable(_run)
 
