@@ -76,7 +76,7 @@ def assigned_attribute(name: str) -> property:
     seen: Any = seen_attribute(name)
 
     def get(self: Any) -> Any:
-        boundary = self.__dict__.get("_shardwright")
+        boundary: Any = self.__dict__.get("_shardwright")
         call = None if boundary is None or boundary.model is None else boundary.call
         if call is None or not (call.active or call.full):
             return seen.fget(self)
