@@ -28,7 +28,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.boundary import parametrized
 from shardwright.runtime.boundary.module_boundary import boundary_of
 from shardwright.runtime.code.names_in_code import every_class_of, names_in
-from shardwright.runtime.patch import Patch
+from shardwright.runtime.scopes import Patch
 
 PARAMETRIZE = Patch(
     parametrize,

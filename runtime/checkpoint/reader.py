@@ -23,6 +23,7 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized import layout
 from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece, StoredTensor
 from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight
+from shardwright.runtime.redistribution.split import indices
 
 
 class Reader:
@@ -120,9 +121,7 @@ class Reader:
         sources = [*expressions.stored(made)]
         if not any(key in self._quantized for key in sources):
             return None
-        index = tuple(
-            torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in dim)]) for dim in ranges
-        )
+        index = tuple(map(indices, ranges))
         shape = [len(i) for i in index]
         pieces: list[Piece] = []
 

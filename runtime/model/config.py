@@ -20,7 +20,7 @@ from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import package_config
 from shardwright.runtime.model.pipelines import component
-from shardwright.runtime.patch import Patch
+from shardwright.runtime.scopes import Patch
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Keys that may name code on the Hub, as `owner/kernel`."""

@@ -7,7 +7,6 @@ and dropout drops what the unsharded model would drop.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +25,7 @@ from shardwright.planner.contract.plan_file import RandomNumbers
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.lengths import Length, Lengths
 from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.scopes import PerThread
 
 aten = torch.ops.aten
 
@@ -120,14 +120,8 @@ class RandomDraws(TorchDispatchMode):
         )
 
 
-class _Innermost(threading.local):
-    """The draws of the module that runs; None if it draws for full tensors."""
-
-    def __init__(self) -> None:
-        self.draws: RandomDraws | None = None
-
-
-_innermost = _Innermost()
+_innermost: Any = PerThread(draws=None)
+"""The draws of the module that runs; None if it draws for full tensors."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ single one, and `?*4@tp` splits the middle of a product whose outer size is know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -276,6 +276,11 @@ def _cut(ranges: Ranges, boundaries: Ranges) -> Ranges:
         stops = [a, *(p for p in points if a < p < b), b]
         out += zip(stops, stops[1:], strict=False)
     return tuple(out)
+
+
+def indices(ranges: Iterable[Range]) -> Tensor:
+    """Return the indices in `ranges`."""
+    return torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in ranges)])
 
 
 def select(x: Tensor, dim: int, ranges: Sequence[Range]) -> Tensor:

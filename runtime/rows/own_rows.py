@@ -79,7 +79,8 @@ def own_rows_wanted(cp: str, plan: Plan) -> bool:
 
 def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], RowShare]:
     """Gather arguments by name; also returns which rows each rank has."""
-    own = {name: given[name] for name in ROWS if _has_rows(given.get(name))}
+    known = {name: given[name] for name in ROWS if isinstance(given.get(name), Tensor)}
+    own = {name: x for name, x in known.items() if x.dim() == 2 and not x.requires_grad}
     lengths = {x.shape[1] for x in own.values()}
     unknown = [
         name
@@ -105,10 +106,6 @@ def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], Row
     if "position_ids" in whole:
         _check_positions(whole["position_ids"])
     return {**given, **whole}, share
-
-
-def _has_rows(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() == 2 and not x.requires_grad
 
 
 def _whole(x: Tensor, share: RowShare) -> Tensor:

@@ -7,22 +7,17 @@ attribute gives. What an op writes to is the local tensor itself.
 
 from __future__ import annotations
 
-import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shardwright.runtime.scopes import PerThread
 
-class _InThread(threading.local):
-    def __init__(self) -> None:  # in each thread, so that compiled code finds there what it sets
-        self.attribute: Callable[[Any], Callable[[], Any] | None] | None = None
-
-
-NOW = _InThread()
+NOW: Any = PerThread(attribute=None)
 """Its `attribute` finds, in a planned call of this thread, the attribute that has a SplitTensor. It
 returns a function that reads it, or None if no attribute has it."""
 

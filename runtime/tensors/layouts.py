@@ -36,7 +36,7 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group, Mesh
-from shardwright.runtime.redistribution.split import select
+from shardwright.runtime.redistribution.split import indices, select
 
 PLANNED = (EP, TP)
 """The mesh dims over which a plan shards parameters."""
@@ -219,7 +219,7 @@ def _chunk(ranges: Sequence[Range], rank: int, ranks: int) -> list[Range]:
 def _indices(shards: DimShards, place: tuple[int, ...], over: tuple[int, ...]) -> Tensor:
     """The sorted indices that the ranks along mesh dims `over` of `place` hold together."""
     held = {r for at in shards.places(place, over) for r in shards.held(at)}
-    return torch.cat([torch.arange(0), *(torch.arange(*r) for r in held)]).unique()
+    return indices(held).unique()
 
 
 @cache
@@ -234,8 +234,7 @@ def _counted(shards: DimShards, place: tuple[int, ...]) -> Tensor | None:
     """Positions of the indices that no earlier rank holds; None if these are all."""
     own, before = _indices(shards, place, ()), shards.places(place, shards.split)
     earlier = {r for at in before if at < place for r in shards.held(at)}
-    taken = torch.cat([torch.arange(0), *(torch.arange(*r) for r in earlier)])
-    new = ~torch.isin(own, taken)
+    new = ~torch.isin(own, indices(earlier))
     return None if bool(new.all()) else new.nonzero().flatten()
 
 

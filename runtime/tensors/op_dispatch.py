@@ -232,7 +232,9 @@ def _on_full(
         if not isinstance(x, DTensor):
             return x
         if id(x) not in full:
-            own = _full(x) if reads or not is_written(x) else _room_for(x)
+            own = _full(x) if reads or not is_written(x) else None
+            if own is None:  # it is only written
+                own = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
             full[id(x)] = own.clone() if own is x._local_tensor and is_written(x) else own
         return full[id(x)]
 
@@ -267,11 +269,6 @@ def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[An
         value = args[i] if i < len(args) else kwargs.get(op._schema.arguments[i].name)
         found += [x for x in tree_leaves(value) if isinstance(x, Tensor)]
     return found
-
-
-def _room_for(x: DTensor) -> Tensor:
-    local = x._local_tensor
-    return torch.empty_strided(x.shape, x.stride(), dtype=local.dtype, device=local.device)
 
 
 def _refuse_view(op: Any) -> NoReturn:

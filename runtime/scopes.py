@@ -1,4 +1,4 @@
-"""`Patch`: functions of other packages that are replaced while some code runs."""
+"""What holds only in one thread (`PerThread`), or while some code runs (`Patch`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+
+class PerThread(threading.local):
+    """Variables that each thread has for itself, with the values that they begin with."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)  # in each thread, so that compiled code finds there what it sets
 
 
 class Patch:
