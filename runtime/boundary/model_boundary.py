@@ -30,7 +30,7 @@ from shardwright.runtime.logits.split_logits import LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.slots import names_of, positions
 from shardwright.runtime.tensors.layouts import axes_of
-from shardwright.runtime.tensors.parameters import check_own, cut
+from shardwright.runtime.tensors.parameters import cut_if_full
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.changes import ChangeDetection
@@ -177,16 +177,7 @@ class ModelBoundary:
                 f"{', '.join(sorted(groups))}: leave out fully_shard, or plan without these dims"
             )
 
-    def cut(self, value: Tensor, stored: DTensor, name: str) -> Tensor:
-        """Shard a full `value` as `stored` is; a DTensor is returned as it is.
-
-        Raises:
-            UsageError: `value` is a DTensor that another rank saved.
-        """
-        if not isinstance(value, DTensor):
-            return cut(value, stored)
-        check_own(value, stored.device_mesh, name)
-        return value
+    cut = staticmethod(cut_if_full)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelBoundary:
         if id(self.root) not in memo:

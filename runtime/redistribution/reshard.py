@@ -50,25 +50,19 @@ class Operation:
         forward, backward, _ = step.transition
         return cls(group, forward.name, backward.name, split, length)
 
-    @property
-    def only_sums_behind(self) -> bool:
-        """Return whether the step leaves the tensor unchanged and sums its gradient."""
-        return (self.forward, self.backward) == ("identity", "all_reduce")
-
     def note_or_find_size(self, x: Tensor) -> int | None:
         """Return the full length of the run-time axis that is split or gathered, if known.
 
         A step that splits it notes the length, which `x` shows; one that gathers it finds it there.
         """
         assert self.split is not None
-        if self.forward in ("take", "reduce_scatter"):
-            size = self.split.whole_size(x)
-            if self.length is not None:
-                self.length.note(size)
-            return size
+        size, gathers = self.split.size_in(x), self.forward not in ("take", "reduce_scatter")
         if self.length is None:
-            return None
-        return self.length.find(self.split.own_size(x), self.group)
+            return None if gathers else size
+        if gathers:
+            return self.length.find(size, self.group)
+        self.length.note(size)
+        return size
 
     def run(self, op: str, x: Tensor, size: int | None) -> Tensor:
         """Run the action `op` on `x`; `size` is a run-time size that `x` may not show."""
@@ -98,7 +92,8 @@ class Operation:
             return x
         size = None if self.split is None or self.split.static else self.note_or_find_size(x)
         if torch.is_grad_enabled() and x.requires_grad:
-            if self.only_sums_behind and overlaps(x, self.group):
+            sums_behind = (self.forward, self.backward) == ("identity", "all_reduce")
+            if sums_behind and overlaps(x, self.group):
                 return summed_behind(x, self.group, self.back)
             return _Redistribute.apply(x, self, size, self.forward, self.backward)
         return self.run(self.forward, x, size)

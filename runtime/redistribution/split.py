@@ -103,13 +103,9 @@ class Split:
         assert size is not None
         return tuple((dims.shard_range(size, r, self.group.size),) for r in range(self.group.size))
 
-    def whole_size(self, x: Tensor) -> int:
-        """Return the run-time size of `inner` of a full tensor."""
+    def size_in(self, x: Tensor) -> int:
+        """Return the size of `inner`, if that is known only at run time, in a tensor or part."""
         return self._open(x, None).shape[self.dim + self.shift]
-
-    def own_size(self, x: Tensor) -> int:
-        """Return the size of `inner` in this rank's part `x`."""
-        return self._open(x, self.own).shape[self.dim + self.shift]
 
     # The following methods take and return tensors with their original dims.
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from shardwright.errors import PlanError
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.tensors.layouts import placements_of
-from shardwright.runtime.tensors.parameters import check_own, cut
+from shardwright.runtime.tensors.parameters import cut_if_full
 from shardwright.runtime.tensors.split_tensor import SplitTensor
 
 
@@ -46,10 +46,7 @@ def stored_as(value: Tensor, stored: SplitTensor, name: str) -> Tensor:
     """
     full = stored._spec.shape  # `stored.shape` is that of the local tensor in a planned call
     if value.shape == full:
-        if not isinstance(value, DTensor):
-            return cut(value, stored, value.dtype)
-        check_own(value, stored.device_mesh, name)
-        return value
+        return cut_if_full(value, stored, name, value.dtype)
     if not isinstance(value, DTensor) and value.shape == stored._local_tensor.shape:
         return SplitTensor.of(value.detach(), stored._spec)
     raise PlanError(

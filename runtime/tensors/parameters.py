@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -78,24 +77,30 @@ def cut(full: Tensor, like: DTensor, dtype: torch.dtype | None = None) -> SplitT
     return SplitTensor.of(local.clone(memory_format=torch.contiguous_format), like._spec)
 
 
-def check_own(part: DTensor, own: DeviceMesh, name: str) -> None:
-    """Check that a DTensor in a state dict was not saved by another rank.
+def cut_if_full(
+    value: Tensor, like: DTensor, name: str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Shard a full `value` as `like` is (`cut`); a DTensor is returned as it is.
 
     Args:
-        part: The DTensor in the state dict.
-        own: The mesh of this rank.
-        name: The name of the tensor, for the message.
+        value: The tensor, of a state dict perhaps.
+        like: The tensor whose place it takes.
+        name: Its name, for the message.
+        dtype: As for `cut`.
 
     Raises:
-        UsageError: it has the coordinates of another rank.
+        UsageError: `value` is a DTensor with the coordinates of another rank, which saved it.
     """
-    theirs = part.device_mesh
+    if not isinstance(value, DTensor):
+        return cut(value, like, dtype)
+    theirs, own = value.device_mesh, like.device_mesh
     alike = theirs.mesh_dim_names == own.mesh_dim_names
     if alike and theirs.get_coordinate() != own.get_coordinate():
         raise UsageError(
             f"'{name}' in this state dict is the part that another rank had when it saved it: "
             "save parts with torch.distributed.checkpoint, or each rank its own file"
         )
+    return value
 
 
 class ReplacedParameter(nn.Parameter):
