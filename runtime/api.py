@@ -401,11 +401,4 @@ def save(
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")
     if is_adapted(model):
         return save_adapters(model, directory)
-    write.save(
-        model,
-        directory,
-        placements(model),
-        mesh,
-        max_shard_size=max_shard_size,
-        dequantize=dequantize,
-    )
+    write.save(model, directory, placements(model), mesh, max_shard_size, dequantize)

@@ -19,7 +19,7 @@ from shardwright.errors import DistributedError
 from shardwright.planner.contract.dims import unsplit
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.boundary.module_boundary import boundary_of
+from shardwright.runtime.boundary.module_boundary import boundaries
 from shardwright.runtime.communication import facts
 from shardwright.runtime.ranks.agreement import gather
 from shardwright.runtime.redistribution.reshard import ByDims
@@ -39,17 +39,14 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
     """
     if not groups:
         return
-    for path, module in model.named_modules():
-        state = boundary_of(module)
-        if state is None:
-            continue
-        sides = {"input": state.inputs, "output": state.outputs, "attribute": state.attributes}
-        for word, changes in sides.items():
+    for path, boundary in boundaries(model):
+        sides = {"input": boundary.inputs, "output": boundary.outputs}
+        for word, changes in {**sides, "attribute": boundary.attributes}.items():
             for change in changes:
                 slot = f" '{change.slot}'" if change.slot else ""
                 change.reshard = _Compared(change.reshard, f"{word}{slot} of '{path}'", groups)
-        state.idle_in = state.idle_out = False  # no redistribution may be skipped
-        state.sole_output = None
+        boundary.idle_in = boundary.idle_out = False  # no redistribution may be skipped
+        boundary.sole_output = None
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.names import CACHE_NAMES, taken_as
+from shardwright.planner.contract.names import taken_as
 
 Keys = tuple[str, ...]
 Kinds = type | tuple[type, ...]
@@ -48,6 +48,11 @@ def positions(forward: Callable[..., Any]) -> tuple[dict[str, int], int]:
             break
         names[parameter.name] = index
     return names, len(names)
+
+
+def names_of(args: Sequence[Any], names: Iterable[str]) -> list[str]:
+    """The names of arguments that are given by position; "*0" is the first that has none."""
+    return [*names, *(f"*{i}" for i in range(len(args)))][: len(args)]
 
 
 def index_of(root: str, names: dict[str, int], varargs: int) -> int | None:
@@ -80,38 +85,23 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
             return change(value)
         raise PlanError(f"expected a tensor, found {type(value).__name__}")
     key, rest = keys[0], keys[1:]
-    if isinstance(value, (tuple, list)):
-        fields: tuple[str, ...] = getattr(value, "_fields", ())  # of a named tuple
-        if key in fields:
-            key = str(fields.index(key))
-        if not key.isdigit():
+    parts = dict(value) if isinstance(value, Mapping) else _contents(value)
+    if parts is None:
+        raise PlanError(f"'{key}' cannot be found in a {type(value).__name__}")
+    at: Any = key
+    if key not in parts:
+        if isinstance(value, (tuple, list)) and not key.isdigit():
             raise PlanError(
                 f"'{key}' cannot be found in a {type(value).__name__}: call with return_dict=True"
             )
-        at = int(key)
-        if at >= len(value):
+        if not key.isdigit() or int(key) >= len(parts):
             return value
-        items, found = list(value), value[at]
-        plain = not rest and isinstance(found, Tensor)
-        items[at] = change(found) if plain else replace(found, rest, change)
-        return type(value)(*items) if fields else type(value)(items)
-    if isinstance(value, Mapping):
-        if key.isdigit() and key not in value:
-            names = list(value)
-            key = names[int(key)] if int(key) < len(names) else key
-        if key not in value:
-            return value
-        return type(value)(**{**value, key: replace(value[key], rest, change)})
-    if _is_record(value):
-        return _with(value, {key: replace(getattr(value, key, None), rest, change)})
-    raise PlanError(f"'{key}' cannot be found in a {type(value).__name__}")
+        at = [*parts][int(key)]
+    return _with_contents(value, {**parts, at: replace(parts[at], rest, change)})
 
 
 def map_slots(
-    value: Any,
-    slot: str,
-    change: Callable[[Any, str], Any],
-    kinds: Kinds = Tensor,
+    value: Any, slot: str, change: Callable[[Any, str], Any], kinds: Kinds = Tensor
 ) -> Any:
     """Return `value` with `change(tensor, slot)` in place of each tensor in it.
 
@@ -125,21 +115,10 @@ def map_slots(
     """
     if isinstance(value, kinds):
         return change(value, slot)
-
-    def within(part: Any, key: object) -> Any:
-        return map_slots(part, joined(slot, key), change, kinds)
-
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*map(within, value, value._fields))  # type: ignore[attr-defined]
-    if isinstance(value, (tuple, list)):
-        return type(value)(within(v, i) for i, v in enumerate(value))
-    if type(value) is dict or _is_output(value):
-        new = {k: within(v, k) for k, v in value.items()}
-        return type(value)(**new) if _is_output(value) else new
-    if _is_record(value):
-        names = (f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
-        return _with(value, {n: within(getattr(value, n), n) for n in names})
-    return value
+    if (parts := _contents(value)) is None:
+        return value
+    new = {key: map_slots(x, joined(slot, key), change, kinds) for key, x in parts.items()}
+    return _with_contents(value, new)
 
 
 def tensors(value: Any) -> list[tuple[str, Tensor]]:
@@ -160,9 +139,9 @@ class Rebuilt(NamedTuple):
 
 def rebuilt(outer: Any, inner: Any) -> list[Rebuilt]:
     """The containers in `outer`, a value of a caller, of which `inner` has copies."""
-    if outer is inner or (outside := _contents(outer)) is None:
+    if outer is inner or (outside := _contents(outer, attributes=True)) is None:
         return []
-    inside = _contents(inner) or {}
+    inside = _contents(inner, attributes=True) or {}
     own = [] if isinstance(outer, tuple) else [Rebuilt(outer, inner, outside, inside)]
     return own + [x for key, value in outside.items() for x in rebuilt(value, inside[key])]
 
@@ -172,7 +151,7 @@ def give_back(found: list[Rebuilt]) -> None:
     outside = {id(x.inside[k]): value for x in found for k, value in x.outside.items()}
     outside |= {id(x.inner): x.outer for x in found}
     for outer, inner, _, inside in found:
-        now = _contents(inner) or {}
+        now = _contents(inner, attributes=True) or {}
         if list(now) == list(inside) and all(now[key] is value for key, value in inside.items()):
             continue
         new = {key: outside.get(id(value), value) for key, value in now.items()}
@@ -188,16 +167,34 @@ def give_back(found: list[Rebuilt]) -> None:
                 setattr(outer, name, value)
 
 
-def _contents(value: Any) -> dict[Any, Any] | None:
-    """What is in a container that is rebuilt (`map_slots`), by key; None if `value` is none."""
+def _contents(value: Any, attributes: bool = False) -> dict[Any, Any] | None:
+    """What is in a container that is rebuilt (`map_slots`), by key; None if `value` is none.
+
+    Of a dataclass, these are its fields, or all of its `attributes`.
+    """
     if isinstance(value, (tuple, list)):
-        return dict(enumerate(value))
+        return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     if type(value) is dict or _is_output(value):
         return dict(value)
     if not _is_record(value):
         return None
-    names = getattr(value, "__dict__", None) or [f.name for f in dataclasses.fields(value)]
+    names: Iterable[str] = [f.name for f in dataclasses.fields(value)]
+    if attributes:
+        names = getattr(value, "__dict__", None) or names
     return {n: getattr(value, n) for n in names if hasattr(value, n)}
+
+
+def _with_contents(value: Any, contents: dict[Any, Any]) -> Any:
+    """A container like `value` with other contents."""
+    kind: Any = type(value)
+    if isinstance(value, (tuple, list)):
+        return kind(*contents.values()) if hasattr(value, "_fields") else kind(contents.values())
+    if isinstance(value, Mapping):
+        return contents if kind is dict else kind(**contents)
+    out = copy.copy(value)
+    for name, new in contents.items():
+        object.__setattr__(out, name, new)  # frozen or not
+    return out
 
 
 def returned(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
@@ -226,8 +223,7 @@ def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
         return [("", output)]
     found = []
     for name, value in by_name.items():
-        taken = name in takes or (name in CACHE_NAMES and taken_as(str(name), takes) in takes)
-        if not taken or not is_own(value):
+        if taken_as(name, takes) not in takes or not is_own(value):
             found.append((str(name), value))
     return found
 
@@ -310,11 +306,3 @@ def _is_record(value: Any) -> bool:
 def _is_output(value: Any) -> bool:
     """Whether `value` is an output of transformers: a dataclass that is a mapping."""
     return dataclasses.is_dataclass(value) and isinstance(value, Mapping)
-
-
-def _with(value: Any, fields: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass object, frozen or not, with new values of some fields."""
-    out = copy.copy(value)
-    for name, new in fields.items():
-        object.__setattr__(out, name, new)
-    return out

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -75,12 +75,19 @@ def like(original: type, method: FunctionType) -> FunctionType:
 
     generate() and the Trainer read signatures.
     """
-    made = FunctionType(
-        method.__code__,
-        method.__globals__,
-        method.__name__,
-        method.__defaults__,
-        method.__closure__,
-    )
-    functools.update_wrapper(made, getattr(original, method.__name__))
+    return functools.update_wrapper(copy_of(method), getattr(original, method.__name__))  # type: ignore[return-value]
+
+
+def copy_of(
+    function: FunctionType,
+    code: CodeType | None = None,
+    closure: tuple[CellType, ...] | None = None,
+) -> FunctionType:
+    """A copy of `function`, perhaps with another code object or closure."""
+    taken = function.__name__, function.__defaults__, closure or function.__closure__
+    made = FunctionType(code or function.__code__, function.__globals__, *taken)
+    made.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(made, function)
+    del made.__wrapped__  # type: ignore[attr-defined]
+    vars(made).update(vars(function))  # perhaps with a `__wrapped__` of its own
     return made

@@ -80,7 +80,7 @@ def attempt(folder: Path, plan: Plan) -> None:
         found = placements(model)
         for name, parameter in model.named_parameters():
             whole = want[name]
-            part = take_local(whole, found[name], mesh) if name in found else whole
+            part = take_local(whole, found[name], mesh.coords) if name in found else whole
             if not torch.equal(part.to(parameter.dtype), parameter):
                 raise Wrong(f"{name} is not what the files say")
 

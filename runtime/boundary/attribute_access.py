@@ -25,45 +25,45 @@ def seen_attribute(name: str) -> property:
 
     def get(self: Any) -> Any:
         own = self.__dict__
-        state = own.get("_shardwright")
+        boundary = own.get("_shardwright")
         if name in own:  # a number
-            if state is None or state.call.active:
+            if boundary is None or boundary.call.active:
                 return own[name]
-            if name in state.full_values and not state.call.full:
-                _check_not_again(state, name)
-            return state.full_values.get(name, own[name])
+            if name in boundary.full_values and not boundary.call.full:
+                _check_not_again(boundary, name)
+            return boundary.full_values.get(name, own[name])
         if name not in own["_parameters"]:
             return _buffer(self, name)
         stored = own["_parameters"][name]
-        if state is None or not state.call.active:
-            return _outside_of_planned_calls(stored, state, name)
+        if boundary is None or not boundary.call.active:
+            return _outside_of_planned_calls(stored, boundary, name)
         if isinstance(stored, DTensor):
-            if len(stored._spec.placements) != state.model.axes:
+            if len(stored._spec.placements) != boundary.model.axes:
                 raise UsageError(
                     f"the parameter '{name}' of a {type(self).__name__} is shared out by FSDP2, "
                     "which has not gathered it: call the module that fully_shard is around"
                 )
             trains = torch.is_grad_enabled() and stored.requires_grad
-            stored = _with_gradient(stored, state) if trains else stored._local_tensor
-        elif stored is not None and state.model is not None and state.model.changes is not None:
+            stored = _with_gradient(stored, boundary) if trains else stored._local_tensor
+        elif stored is not None and getattr(boundary.model, "changes", None) is not None:
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
             )
-        use = state.uses.get(name)
+        use = boundary.uses.get(name)
         return stored if use is None else use(stored)
 
     def put(self: Any, value: Any) -> None:
-        state = self.__dict__.get("_shardwright")  # a copy has none yet
-        if state is not None and isinstance(value, Tensor):
+        boundary = self.__dict__.get("_shardwright")  # a copy has none yet
+        if boundary is not None and isinstance(value, Tensor):
             raise UsageError(
                 f"'{name}' of a {type(self).__name__}, a parameter or a number when the model was "
                 "split, is set to a tensor, of which ranks would need their parts: change the "
                 "model (torch.nn.utils.prune, weight_norm) before it is planned and split"
             )
         self.__dict__[name] = value
-        if state is not None:
-            state.full_values.pop(name, None)
+        if boundary is not None:
+            boundary.full_values.pop(name, None)
 
     return property(get, put, doc=f"`{name}` as the code that asks should see it.")
 
@@ -76,54 +76,56 @@ def assigned_attribute(name: str) -> property:
     seen: Any = seen_attribute(name)
 
     def get(self: Any) -> Any:
-        state = self.__dict__.get("_shardwright")
-        if state is None or state.model is None or not (state.call.active or state.call.full):
+        boundary: Any = self.__dict__.get("_shardwright")
+        call = None if boundary is None or boundary.model is None else boundary.call
+        if call is None or not (call.active or call.full):
             return seen.fget(self)
         # Dynamo also compiles what eager code between compiled functions calls.
         if torch.compiler.is_compiling() or _CALLBACK() is not None:
+            place = f"{boundary.path}.{name}".lstrip(".")
             raise UsageError(
-                f"code of the model sets the data of '{f'{state.path}.{name}'.lstrip('.')}', which "
-                f"is not supported in compiled code: write {name}.data.copy_(...) there"
+                f"code of the model sets the data of '{place}', which is not supported in compiled "
+                f"code: write {name}.data.copy_(...) there"
             )
         return self.__dict__["_parameters"][name]
 
     return property(get, seen.fset, doc=seen.__doc__)
 
 
-def _with_gradient(stored: Any, state: Any) -> Tensor:
+def _with_gradient(stored: Any, boundary: Any) -> Tensor:
     if torch.compiler.is_compiling():
         return stored.to_local()
     try:
-        return ToLocal.apply(stored, state.model.copies)  # type: ignore[return-value]
+        return ToLocal.apply(stored, boundary.model.copies)  # type: ignore[return-value]
     except RuntimeError:
         check_no_transform()  # the model's own code may use torch.func
         raise
 
 
-def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
+def _outside_of_planned_calls(stored: Any, boundary: Any, name: str) -> Any:
     """A parameter as code outside of planned calls sees it."""
-    if not isinstance(stored, DTensor) or len(stored._spec.placements) != state.model.axes:
+    if not isinstance(stored, DTensor) or len(stored._spec.placements) != boundary.model.axes:
         return stored
-    call = state.call
+    call = boundary.call
     if call.full:
-        if all(p.is_replicate() for p in stored.placements):
+        if stored._spec.is_replicated():
             trains = torch.is_grad_enabled() and stored.requires_grad
-            return _with_gradient(stored, state) if trains else stored._local_tensor
+            return _with_gradient(stored, boundary) if trains else stored._local_tensor
         return stored.full_tensor()
-    _check_not_again(state, name)
+    _check_not_again(boundary, name)
     return stored
 
 
-def _check_not_again(state: Any, name: str) -> None:
+def _check_not_again(boundary: Any, name: str) -> None:
     """Check that no backward pass runs the code again that reads what ranks have a part of.
 
     Raises:
         UsageError: it does. Nothing says whether that code first ran in a planned call.
     """
-    if torch.compiler.is_compiling() or state.call.in_hook or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or boundary.call.in_hook or not torch.is_grad_enabled():
         return
     if torch._C._current_graph_task_id() != -1:
-        place = f"{state.path}.{name}".lstrip(".")
+        place = f"{boundary.path}.{name}".lstrip(".")
         raise UsageError(
             f"'{place}' is read by code that a backward pass runs again, and that is "
             "in no module's forward: use gradient checkpointing for modules, not for functions "
@@ -135,11 +137,11 @@ def _buffer(module: Any, name: str) -> Any:
     own = module.__dict__
     if name not in own["_buffers"]:
         raise AttributeError(f"'{type(module).__name__}' object has no attribute '{name}'")
-    stored, state = own["_buffers"][name], own.get("_shardwright")
+    stored, boundary = own["_buffers"][name], own.get("_shardwright")
     if stored is None:
         return None
-    if state is None or state.call.active:
+    if boundary is None or boundary.call.active:
         local = stored._local_tensor if isinstance(stored, DTensor) else stored
-        use = None if state is None else state.uses.get(name)
+        use = None if boundary is None else boundary.uses.get(name)
         return local if use is None else use(local)
-    return stored.full_tensor() if state.call.full and isinstance(stored, DTensor) else stored
+    return stored.full_tensor() if boundary.call.full and isinstance(stored, DTensor) else stored

@@ -33,7 +33,7 @@ def note_hook_views(call: PlannedCall, path: str, shown: Any, model: Any) -> Non
     if isinstance(call, AlwaysPlanned) or not call.active:
         return
     views = [view for view in call.hook_views if not view.shown.expired()]
-    for (_, full), (_, part) in zip(tensors(shown), tensors(model), strict=True):
+    for full, part in _pairs(shown, model):
         if full is not part:
             storage = StorageWeakRef(full.untyped_storage())
             views.append(HookView(path, storage, part, _stamp(part)))
@@ -102,14 +102,18 @@ def passed_through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
     returned instead. An alias of an input counts as the input: redistributions may make one.
     """
     known = {_memory(x) for _, x in tensors(given)}
-    pairs = zip(tensors(output), tensors(output if of is None else of), strict=True)
-    return [new for (_, old), (_, new) in pairs if _memory(old) in known]
+    pairs = _pairs(output, output if of is None else of)
+    return [new for old, new in pairs if _memory(old) in known]
 
 
 def others(before: Any, shown: Any) -> list[Tensor]:
     """The tensors in `shown` that differ from those of `before`, which has the same structure."""
-    pairs = zip(tensors(before), tensors(shown), strict=True)
-    return [new for (_, old), (_, new) in pairs if new is not old]
+    return [new for old, new in _pairs(before, shown) if new is not old]
+
+
+def _pairs(one: Any, other: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors at the same places of two values."""
+    return [(x, y) for (_, x), (_, y) in zip(tensors(one), tensors(other), strict=True)]
 
 
 def _memory(x: Tensor) -> tuple[int, torch.Size]:

@@ -16,13 +16,7 @@ import torch
 from torch.nn.modules import module as modules
 
 from shardwright.errors import UsageError
-from shardwright.runtime.boundary.hook_views import (
-    check_no_gradient_asked,
-    note_hook_views,
-    others,
-    passed_through,
-    unchanged_views,
-)
+from shardwright.runtime.boundary import hook_views
 from shardwright.runtime.boundary.interface import AROUND, ModuleInterface
 from shardwright.runtime.boundary.planned_call import in_hook
 from shardwright.runtime.calls.caches import Caches
@@ -98,18 +92,15 @@ class HookedModule:
 
 def wrap_hooks(module: Any) -> None:
     """Let forward hooks that `module` had before it was split see full tensors."""
-    for key, hook in module._forward_hooks.items():
-        with_kwargs = key in module._forward_hooks_with_kwargs
-        module._forward_hooks[key] = _seeing_full(hook, with_kwargs)
-    for key, hook in module._forward_pre_hooks.items():
-        with_kwargs = key in module._forward_pre_hooks_with_kwargs
-        module._forward_pre_hooks[key] = _seeing_full(hook, with_kwargs)
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks, with_kwargs = getattr(module, kind), getattr(module, f"{kind}_with_kwargs")
+        hooks.update({key: _seeing_full(hook, key in with_kwargs) for key, hook in hooks.items()})
 
 
 def _interface(module: Any) -> ModuleInterface | None:
     """The interface of a module in a planned call; None if the plan has no entry or none runs."""
-    state = module._shardwright
-    return state.interface if state.note_call() else None
+    boundary = module._shardwright
+    return boundary.interface if boundary.note_call() else None
 
 
 def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
@@ -119,28 +110,33 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
 
     @functools.wraps(hook)
     def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
-        state = module._shardwright
-        if not state.note_call():
+        boundary = module._shardwright
+        if not boundary.note_call():
             return hook(module, args, *rest)
         kwargs, output = (rest[0], rest[1:]) if with_kwargs else ({}, rest)
-        around, interface = (args, kwargs), state.interface
-        sealed = _caches(state).sealed(around, output)
+        around, interface = (args, kwargs), boundary.interface
+        sealed = _caches(boundary).sealed(around, output)
         if interface is None:
-            with sealed, in_hook(state.call):
+            with sealed, in_hook(boundary.call):
                 return hook(module, args, *rest)
         interface.check_alike()
         given = interface.arguments_as(args, kwargs, AROUND, full=True)
         full = [interface.output_as(x, AROUND, full=True) for x in output]
-        passed = passed_through(around, output), passed_through(around, output, full)
-        unchanged = unchanged_views(interface.path, (around, passed[0]), (given, passed[1]))
-        with sealed, unchanged, in_hook(state.call):
+        passed = (
+            hook_views.passed_through(around, output),
+            hook_views.passed_through(around, output, full),
+        )
+        unchanged = hook_views.unchanged_views(
+            interface.path, (around, passed[0]), (given, passed[1])
+        )
+        with sealed, unchanged, in_hook(boundary.call):
             found = hook(module, *(given if with_kwargs else given[:1]), *full)
         for x in passed[0]:
             if not any(x is one for _, one in tensors(around)):
-                check_no_gradient_asked(interface.path, x)
+                hook_views.check_no_gradient_asked(interface.path, x)
         if output:
-            note_hook_views(state.call, interface.path, given, around)
-            if found is None and not others(output, full):
+            hook_views.note_hook_views(boundary.call, interface.path, given, around)
+            if found is None and not hook_views.others(output, full):
                 return None
             found = full[0] if found is None else found
             part = interface.output_as(found, AROUND, full=False)
@@ -150,7 +146,7 @@ def _seeing_full(hook: Hook, with_kwargs: bool) -> Hook:
             elif not with_kwargs:
                 found = found if isinstance(found, tuple) else (found,), {}
             part = interface.arguments_as(*found, AROUND, full=False)
-        note_hook_views(state.call, interface.path, found, part)
+        hook_views.note_hook_views(boundary.call, interface.path, found, part)
         return part if output or with_kwargs else part[0]
 
     return torch.compiler.disable(with_full_tensors, reason=EAGER)
@@ -176,8 +172,8 @@ def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:
     return with_full_gradients
 
 
-def _caches(state: Any) -> Caches:
-    return Caches() if state.model is None else state.model.caches
+def _caches(boundary: Any) -> Caches:
+    return Caches() if boundary.model is None else boundary.model.caches
 
 
 def is_trusted(hook: Hook) -> bool:

@@ -7,7 +7,6 @@ module's own code, to which a direct call shards full tensors.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import Reshard
-from shardwright.runtime.slots import map_slots, parameters_of
+from shardwright.runtime.slots import map_slots, names_of, parameters_of, positions
 
 Table = dict[str, dict[int, Placement]]
 """Slot (with * for its numbers) -> number of dims -> placement."""
@@ -45,7 +44,7 @@ class ModuleInterface:
         self, forward: Callable[..., Any], leaf: bool, spec: ModulePlan, mesh: Mesh, path: str
     ) -> None:
         self.spec, self.mesh, self.path, self.leaf = spec, mesh, path, leaf
-        self.arguments = parameters_of(forward)
+        self.arguments, self.positions = parameters_of(forward), positions(forward)[0]
         takes = [(p.slot, p.placement) for p in spec.takes]
         gives = [(p.slot, p.placement) for p in spec.gives]
         self.tables: dict[tuple[str, str], Table] = {
@@ -59,10 +58,7 @@ class ModuleInterface:
 
     def names(self, args: tuple[Any, ...]) -> list[str]:
         """The names of the positional arguments; "*0" is the first of *args."""
-        names = list(self.arguments)[1:]
-        rest = (i for i, n in enumerate(names) if self.arguments[n].kind is _VAR_POSITIONAL)
-        more = next(rest, len(names))
-        return [names[i] if i < more else f"*{i - more}" for i in range(len(args))]
+        return names_of(args, self.positions)
 
     def check_alike(self) -> None:
         """Check that tensors have the same placements in all calls of the module.
@@ -199,7 +195,7 @@ class ModuleInterface:
             return grad
         coords, sizes = self.mesh.coords, []
         dims = zip(reshard.source.dims, reshard.target.dims, grad.shape, strict=True)
-        for source, target, size in dims:
+        for source, target, size in dims:  # a run-time size that is sharded is found by the forward
             whole = dim_size(resolve(target, size, coords))
             sizes.append(dim_size(resolve(source, whole or 0), coords) or 0)
         with torch.enable_grad():
@@ -248,6 +244,3 @@ class _NoGradient(torch.autograd.Function):
             "was made for, so a rank may have only one term of its gradient: detach the tensor "
             "there, or plan with example inputs for which it has a gradient"
         )
-
-
-_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import EP
+from shardwright.planner.contract.names import old_names, renamed
+from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.boundary.attribute_access import seen_attribute
+from shardwright.runtime.boundary.hook_views import check_hook_views
 from shardwright.runtime.boundary.planned_call import PlannedCall
 from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import ProvenCalls
+from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.communication.replicas import Copies
-from shardwright.runtime.logits.split_logits import LossScope
+from shardwright.runtime.logits.split_logits import LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
+from shardwright.runtime.slots import names_of, positions
 from shardwright.runtime.tensors.layouts import axes_of
-from shardwright.runtime.tensors.parameters import check_own, cut
+from shardwright.runtime.tensors.parameters import cut_if_full
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.changes import ChangeDetection
@@ -37,6 +45,8 @@ class ModelBoundary:
         call: Whether a planned call runs.
         modules: All modules of the model, as walking over it is slow.
         proven: The calls that the plan is proven for.
+        traceable_loss: Whether torch.compile can trace the root's loss code with split logits.
+        loss_seal: Seals the split logits of a forward with labels, while that runs.
         draws: When random numbers are drawn: "", "training" or "always".
         positions: The index of each argument of the model that may be given by position.
         old_names: Old names for a cache -> the argument that the model has for it.
@@ -48,24 +58,86 @@ class ModelBoundary:
 
     def __init__(self, root: nn.Module, mesh: Mesh, lengths: Lengths) -> None:
         self.root, self.mesh, self.lengths = root, mesh, lengths
-        self.call, self.caches, self.loss = PlannedCall(), Caches(), LossScope()
-        self.modules: list[nn.Module] = []
+        self.call, self.caches = PlannedCall(), Caches()
+        self.modules = list(root.modules())
         self.proven: ProvenCalls | None = None
         self.draws = ""
-        self.positions: dict[str, int] = {}
-        self.old_names: dict[str, str] = {}
+        code = getattr(inspect.unwrap(type(root).forward), "__code__", None)
+        self.traceable_loss = code is None or "CrossEntropyLoss" not in code.co_names
+        self.loss_seal: LossSeal | None = None
+        self.positions, _ = positions(type(root).forward)
+        self.old_names = old_names(self.positions)
         self.own_rows: Group | None = None
         self.copies: Copies | None = None
         self.changes: ChangeDetection | None = None
         self.owners: dict[int, tuple[nn.Module, str]] = {}
         self.axes = 0
         """Number of mesh dims of parameters. FSDP2 stores parameters over more dims."""
-        self.patched: Callable[[Any], Any] | None = None
-        """Puts the patches of torch around a call that code of the model needs, if any."""
+        self.patched: Callable[[Any], Any] = _as_it_is
+        """Puts the patches of torch around a function that code of the model needs, if any."""
+
+    def prove(self, calls: Sequence[TracedCall]) -> None:
+        """Note the calls that the plan is proven for."""
+        forwards = {c.module: self.root.get_submodule(c.module).forward for c in calls}
+        takes = {path: inspect.signature(forward).parameters for path, forward in forwards.items()}
+        calls = [call.as_called(takes[call.module]) for call in calls]
+        self.caches = Caches({name for call in calls for name in call.state})
+        self.proven = ProvenCalls(self.root, calls)
+        draws = {call.draws for call in calls} - {""}
+        self.draws = "always" if "always" in draws else "".join(draws)
 
     def distribute(self, changes: ChangeDetection) -> None:
         """Note that parameters are DTensors from now on."""
         self.changes, self.axes = changes, len(axes_of(self.mesh))
+
+    # --- planned calls
+
+    def draw_as_first(self, module: nn.Module, modules: Iterable[nn.Module]) -> None:
+        """Let all ranks draw the same numbers in a call of `module`, if one of `modules` draws."""
+        draws = self.draws == "always" or (self.draws and any_trains(modules))
+        if draws and not torch.compiler.is_compiling():
+            draw_as_first(module, self.mesh)
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call of the root by name; "*0" is the first of *args."""
+        given = dict(zip(names_of(args, self.positions), args, strict=True), **kwargs)
+        for name in self.old_names:
+            if name in kwargs:
+                return renamed(given, self.old_names)
+        return given
+
+    def open(self, given: Mapping[str, Any], compiling: bool) -> tuple[list[Any], list[Any]]:
+        """Open the caches among the arguments of a planned call, for `check_end`.
+
+        Whoever calls this sets `call.active` and `NOW.attribute` in its own frame, and restores
+        them: dynamo may compile each frame by itself.
+
+        Returns:
+            The caches, which are to be sealed when the call ends, and the arguments into which
+            code may put tensors.
+        """
+        opened = self.caches.open(map(given.get, self.caches.names))
+        return opened, [] if compiling else may_be_filled(given, self.caches.names)
+
+    def check_end(
+        self, output: Any, opened: list[Any], filled: list[Any], takes: Container[str]
+    ) -> None:
+        """Check what a planned call leaves in hooks and in its arguments; open its new caches.
+
+        Args:
+            output: What it returns.
+            opened: What `open` returned; new caches come to it.
+            filled: What `open` returned.
+            takes: The names of the call's arguments. Without proven calls, only caches of known
+                names are sealed.
+        """
+        if self.call.hook_views:
+            check_hook_views(self.call)
+        opened += self.caches.new_among(output, takes)
+        if filled and self.proven is not None:
+            check_filled(filled, output)
+
+    # --- parameters
 
     def has(self, parameter: Tensor | None) -> bool:
         """Whether `parameter` is a DTensor over the plan's mesh, so not managed by FSDP2."""
@@ -105,16 +177,7 @@ class ModelBoundary:
                 f"{', '.join(sorted(groups))}: leave out fully_shard, or plan without these dims"
             )
 
-    def cut(self, value: Tensor, stored: DTensor, name: str) -> Tensor:
-        """Shard a full `value` as `stored` is; a DTensor is returned as it is.
-
-        Raises:
-            UsageError: `value` is a DTensor that another rank saved.
-        """
-        if not isinstance(value, DTensor):
-            return cut(value, stored)
-        check_own(value, stored.device_mesh, name)
-        return value
+    cut = staticmethod(cut_if_full)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelBoundary:
         if id(self.root) not in memo:
@@ -122,10 +185,14 @@ class ModelBoundary:
         twin = memo[id(self)] = copy.copy(self)
         twin.root, twin.call = memo[id(self.root)], PlannedCall()
         twin.owners = {}
-        twin.loss = LossScope(self.loss.traceable)
+        twin.loss_seal = None
         twin.modules = copy.deepcopy(self.modules, memo)
         twin.changes = copy.deepcopy(self.changes, memo)
         return twin
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
 
 
 def _has(module: nn.Module, name: str, stored: Tensor) -> bool:

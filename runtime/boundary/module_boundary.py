@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,31 +23,20 @@ from shardwright.planner.contract.names import old_names, renamed
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.planner.contract.styles import UNCHANGED
-from shardwright.runtime.boundary.hook_views import check_hook_views
+from shardwright.runtime import slots
 from shardwright.runtime.boundary.interface import AROUND, WITHIN, ModuleInterface
 from shardwright.runtime.boundary.planned_call import ALWAYS, PlannedCall
 from shardwright.runtime.boundary.transforms import check_no_transform
-from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.plain_arguments import check_flags
-from shardwright.runtime.communication.generators import any_trains, draw_as_first
 from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.logits.split_logits import SplitHead, SplitLogits
 from shardwright.runtime.redistribution.draws import Part, drawing_for
 from shardwright.runtime.redistribution.reshard import Reshard
-from shardwright.runtime.slots import (
-    Keys,
-    Rebuilt,
-    find_argument,
-    give_back,
-    map_slots,
-    rebuilt,
-    replace,
-    returned,
-)
+from shardwright.runtime.slots import Keys, Rebuilt
 from shardwright.runtime.tensors.by_name import NOW
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.model_boundary import ModelBoundary
-    from shardwright.runtime.logits.split_logits import SplitHead
     from shardwright.runtime.redistribution.dispatch import Dispatcher
     from shardwright.runtime.rows.attention_rows import AttentionRows
 
@@ -57,10 +46,6 @@ OF_EACH_COPY = (
     *("full_values", "draws"),
 )
 """Attributes of a boundary that are copied with a module. Copies share the others."""
-
-
-def _nothing() -> None:
-    return None
 
 
 @dataclass
@@ -75,7 +60,7 @@ class SlotChange:
     head: SplitHead | None = None
     outer_slot: str | None = None
     outer_inputs: dict[str, Any] | None = None
-    made: Callable[[], Tensor | None] = _nothing
+    made: Callable[[], Tensor | None] = lambda: None
     """The last result for an attribute (`leave_attributes`), or None."""
 
     @property
@@ -93,100 +78,114 @@ class SlotChange:
 
     def find(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The key of the argument, or None if it is not given, and `args` or `kwargs`."""
-        return find_argument(self.name, self.index, args, kwargs)
+        return slots.find_argument(self.name, self.index, args, kwargs)
 
 
+@dataclass(eq=False, repr=False)
 class ModuleBoundary:
-    """The plan's entry for one module, prepared for this rank.
+    """The plan's entry for one module, prepared for this rank."""
 
-    Args:
-        mesh: The mesh, with the coordinates of this rank.
-        module: The module, before its class is changed.
-        path: The name of the module.
-        spec: The plan's entry for the module; None if there is none.
-    """
+    mesh: Mesh
+    """The mesh, with the coordinates of this rank."""
+    module: InitVar[nn.Module]
+    """The module, before its class is changed."""
+    path: str = ""
+    """The name of the module."""
+    spec: ModulePlan | None = None
+    """The plan's entry for the module; None if there is none."""
 
-    def __init__(
-        self, mesh: Mesh, module: nn.Module, path: str = "", spec: ModulePlan | None = None
-    ) -> None:
-        self.mesh, self.path, self.spec = mesh, path, spec
+    unsplit_class: type = field(init=False)
+    shown_class: type = field(init=False)
+    """The class whose name the module's new class has."""
+    bases: tuple[type, ...] = ()
+    """The bases of the module's new class, once it has one."""
+    code: Callable[..., Any] = field(init=False)
+    """The module's own forward, perhaps recompiled with local sizes."""
+    leaf: bool = field(init=False)
+    """Whether it has no modules inside."""
+    changes_tensors: bool = field(init=False)
+    """Whether a direct call shards full tensors here. If not, the modules inside do it."""
+    computes_with_full: bool = False
+    """Whether the module replaces another: it takes and returns full tensors."""
+    model: ModelBoundary | None = None
+    call: PlannedCall = ALWAYS
+    was_planned: bool = False
+    """Whether the model has called the module so far."""
+    was_direct: bool = False
+    """Whether other code has called the module so far."""
+
+    placements: dict[str, Placement] = field(default_factory=dict)
+    """Placements of parameters and buffers."""
+    uses: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    """Redistributions of parameters that the code sees in another placement than is stored."""
+    assigned: tuple[str, ...] = ()
+    """Parameters whose `data`, flags, gradient or hooks the model's code has to do with."""
+    full_values: dict[str, Any] = field(default_factory=dict)
+    """Sizes of the unsplit model, by attribute. In a planned call code sees local sizes."""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Local sizes of calls in the module's code (`GivenSizes`), by name of the call."""
+    dispatcher: Dispatcher | None = None
+    """Sends the tokens of a mixture to the ranks that hold their experts."""
+    attention: AttentionRows | None = None
+    """Mode around the code of a module whose attention sees a shard of the sequence."""
+    draws: list[Part] | None = None
+    """What the module's code draws random numbers for, where each rank holds a shard."""
+    draws_apart: bool = False
+    """Whether it draws random numbers for full tensors: it or a module around has `draws`."""
+    inputs: list[SlotChange] = field(default_factory=list)
+    outputs: list[SlotChange] = field(default_factory=list)
+    attributes: list[SlotChange] = field(default_factory=list)
+    """Redistributions of tensors that the module's code sets as its attributes."""
+    group: Group | None = None
+    """The ranks over which a gradient may be summed while other work runs."""
+    linear: bool = False
+    """Whether the module's own forward is that of `nn.Linear`, as in most modules."""
+
+    inputs_from_outer: list[SlotChange] = field(default_factory=list)
+    """Inputs that the module takes as they were before an enclosing module changed them."""
+    containers: list[Rebuilt] = field(default_factory=list)
+    """Containers among the arguments that `enter` has rebuilt, until the code runs."""
+    kept_names: set[str] = field(default_factory=set)
+    """Arguments that modules inside take as they were before redistribution."""
+    kept_inputs: dict[str, Any] = field(default_factory=dict)
+    """These arguments, while the module runs."""
+    has_outer_inputs: bool = False
+    """Whether this call was already given the original arguments."""
+
+    rows: tuple[Range, ...] = ()
+    """The rows of this rank, if the module is a token table that is sharded by rows."""
+    other_rows: tuple[Range, ...] = ()
+    """The rows of such a table on other ranks."""
+    padding: int | None = None
+    """The row of such a table that gets no gradient, among those of this rank."""
+
+    def __post_init__(self, module: nn.Module) -> None:
         self.unsplit_class = self.shown_class = type(module)
-        self.bases: tuple[type, ...] = ()
-        self.code: Callable[..., Any] = type(module).forward
-        """The module's own forward, perhaps recompiled with local sizes."""
+        self.code = type(module).forward
         self.leaf = next(module.children(), None) is None
-        self.changes_tensors = spec is not None and spec.layer != UNCHANGED
-        """Whether a direct call shards full tensors here. If not, the modules inside do it."""
-        self.computes_with_full = False
-        """Whether the module replaces another: it takes and returns full tensors."""
-        self.model: ModelBoundary | None = None
-        self.call: PlannedCall = ALWAYS
-        self.was_planned = self.was_direct = False
-        """Whether the model has called the module so far, and whether other code has."""
-
-        self.placements: dict[str, Placement] = {}
-        """Placements of parameters and buffers."""
-        self.uses: dict[str, Callable[[Tensor], Tensor]] = {}
-        """Redistributions of parameters that the code sees in another placement than is stored."""
-        self.assigned: tuple[str, ...] = ()
-        """Parameters whose `data`, flags, gradient or hooks the model's code has to do with."""
-        self.full_values: dict[str, Any] = {}
-        """Sizes of the unsplit model, by attribute. In a planned call code sees local sizes."""
-        self.sizes: dict[str, Any] = {}
-        """Local sizes of calls in the module's code (`GivenSizes`), by name of the call."""
-        self.dispatcher: Dispatcher | None = None
-        """Sends the tokens of a mixture to the ranks that hold their experts."""
-        self.attention: AttentionRows | None = None
-        """Mode around the code of a module whose attention sees a shard of the sequence."""
-        self.draws: list[Part] | None = None
-        """What the module's code draws random numbers for, where each rank holds a shard."""
-        self.draws_apart = False
-        """Whether it draws random numbers for full tensors: it or a module around has `draws`."""
-        self.inputs: list[SlotChange] = []
-        self.outputs: list[SlotChange] = []
-        self.attributes: list[SlotChange] = []
-        """Redistributions of tensors that the module's code sets as its attributes."""
-        self.group: Group | None = None
-        """The ranks over which a gradient may be summed while other work runs."""
-        self.linear = False
-        """Whether the module's own forward is that of `nn.Linear`, as in most modules."""
-
-        self.inputs_from_outer: list[SlotChange] = []
-        """Inputs that the module takes as they were before an enclosing module changed them."""
-        self.containers: list[Rebuilt] = []
-        """Containers among the arguments that `enter` has rebuilt, until the code runs."""
-        self.kept_names: set[str] = set()
-        self.kept_inputs: dict[str, Any] = {}
-        """Arguments before redistribution, while the module runs, for the modules inside."""
-        self.has_outer_inputs = False
-        """Whether this call was already given the original arguments."""
-
-        self.rows: tuple[Range, ...] = ()
-        """The rows of this rank, if the module is a token table that is sharded by rows."""
-        self.other_rows: tuple[Range, ...] = ()
-        """The rows of such a table on other ranks."""
-        self.padding: int | None = None
-        """The row of such a table that gets no gradient, among those of this rank."""
+        self.changes_tensors = self.spec is not None and self.spec.layer != UNCHANGED
         self.settle()
 
     def settle(self) -> None:
         """Derive flags for a fast call, once `inputs` and `outputs` are complete."""
-        alone = not self.kept_names
         self.checked = self.spec is not None and self.spec.checked
         """Whether its flags are compared in calls that the model makes, too."""
-        rows_or_draws = self.attention is not None or self.draws_apart
-        special = self.computes_with_full or self.dispatcher is not None
         self.nested = any(change.keys for change in self.inputs)
         """Whether tensors in containers are redistributed."""
-        self.apart = rows_or_draws or special or self.checked or self.nested
+        special = self.attention, self.draws_apart, self.computes_with_full, self.dispatcher
+        self.apart = any(special) or self.checked or self.nested
         """Whether the module's code needs `compute`, rather than a plain call."""
+        alone = not self.kept_names
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
-        self.idle_out = alone and all(change.only_in_backward for change in self.outputs)
-        self.idle_out = self.idle_out and not self.attributes
+        """Whether no argument changes if no gradient is needed."""
+        unchanged = alone and not self.attributes
+        self.idle_out = unchanged and all(change.only_in_backward for change in self.outputs)
+        """Whether no output changes if no gradient is needed."""
         self.leaves = bool(self.outputs or self.kept_names or self.attributes)
+        """Whether the module's code needs `leave` behind it."""
         self.sole_output: Reshard | None = None
         """The redistribution of the output, if that is one tensor and nothing else is changed."""
-        if alone and len(self.outputs) == 1 and not self.attributes:
+        if unchanged and len(self.outputs) == 1:
             (sole,) = self.outputs
             if isinstance(sole.reshard, Reshard) and not sole.keys and sole.head is None:
                 self.sole_output = sole.reshard
@@ -204,9 +203,8 @@ class ModuleBoundary:
         """The placements of the inputs and outputs; None if the plan has no entry."""
         if self.spec is None:
             return None
-        return ModuleInterface(
-            self.unsplit_class.forward, self.leaf, self.spec, self.mesh, self.path
-        )
+        forward = self.unsplit_class.forward
+        return ModuleInterface(forward, self.leaf, self.spec, self.mesh, self.path)
 
     # --- a planned call
 
@@ -226,7 +224,7 @@ class ModuleBoundary:
                 self.kept_inputs[change.name] = where[at]
             where[at] = self.apply(change, where[at])
         if self.nested:
-            self.containers = rebuilt((*args, *outer.values()), (*given, *kwargs.values()))
+            self.containers = slots.rebuilt((*args, *outer.values()), (*given, *kwargs.values()))
         return given, kwargs
 
     def with_outer_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -258,13 +256,13 @@ class ModuleBoundary:
 
     def apply(self, change: SlotChange, value: Any) -> Any:
         """Return `value` with one slot redistributed. Errors name the module and the slot."""
-        reshard = change.reshard
-        if change.head is not None and self.model is not None and self.model.loss.seal is not None:
-            reshard = change.head.using(self.model.loss.seal)
+        reshard, seal = change.reshard, None if self.model is None else self.model.loss_seal
+        if change.head is not None and seal is not None:
+            reshard = partial(SplitLogits, head=change.head, seal=seal)
         try:
             if not change.keys and isinstance(value, Tensor):
                 return reshard(value)
-            return replace(value, change.keys, reshard)
+            return slots.replace(value, change.keys, reshard)
         except PlanError as error:
             where = f"'{change.slot}' of '{self.path}'" if change.slot else f"of '{self.path}'"
             raise PlanError(f"tensor {where}: {error}") from None
@@ -288,7 +286,7 @@ class ModuleBoundary:
                 return self.dispatcher.run(self.code, module, args, kwargs)
             output = self.code(module, *args, **kwargs)
         if containers:
-            give_back(containers)
+            slots.give_back(containers)
         return output
 
     def compute_with_full(
@@ -349,14 +347,11 @@ class ModuleBoundary:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call the module by itself, with full tensors: values and gradients are full."""
-        call, model = self.call, self.model
+        model = self.model
         assert model is not None
         check_no_transform()
-        compiling = torch.compiler.is_compiling()
-        always = model.draws == "always"
-        draws = model.draws and not call.full and (always or any_trains(module.modules()))
-        if draws and not compiling:
-            draw_as_first(module, self.mesh)
+        if not self.call.full:
+            model.draw_as_first(module, module.modules())
         if not self.changes_tensors:
             return self.run_with_full_tensors(module, args, kwargs)
         if model.proven is not None:
@@ -368,23 +363,21 @@ class ModuleBoundary:
             )
         interface = self.interface
         assert interface is not None
-        given = self.check_flags(args, kwargs, by_itself=True)
-        filled = [] if compiling else may_be_filled(given, model.caches.names)
-        opened = model.caches.open(map(given.get, model.caches.names))
-        outer, call.active, call.hook_views = (call.hook_views, NOW.attribute), True, ()
+        given, compiling = self.check_flags(args, kwargs, True), torch.compiler.is_compiling()
+        opened, filled = model.open(given, compiling)
+        call, outer = self.call, (self.call.hook_views, NOW.attribute)
+        call.active, call.hook_views = True, ()
         if not compiling:
             NOW.attribute = model.attribute
         try:
             for name in self.kept_names & given.keys():
                 around = interface.change(AROUND, "in", full=False)
-                self.kept_inputs[name] = map_slots(given[name], name, around)
+                self.kept_inputs[name] = slots.map_slots(given[name], name, around)
             args, kwargs = interface.arguments_as(args, kwargs, WITHIN, full=False)
             output = self.compute(module, args, kwargs)
             self.leave_attributes(module)
-            check_filled(filled, output)
-            opened += model.caches.new_among(output, interface.arguments)
-            check_hook_views(call)
-            for slot, leaf in returned(output, interface.arguments):
+            model.check_end(output, opened, filled, interface.arguments)
+            for slot, leaf in slots.returned(output, interface.arguments):
                 if not isinstance(leaf, Tensor):
                     raise interface.not_known("out", slot)
                 interface.reshard(WITHIN, "out", True, slot, leaf)
@@ -411,6 +404,21 @@ class ModuleBoundary:
         check_flags(self.path, given, defaults, interface.spec.flags, by_itself)
         return given
 
+    def repeat(
+        self,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run `forward` of a module in the backward pass again, as in a planned call."""
+        assert self.model is not None
+        self.call.active, NOW.attribute = True, self.model.attribute
+        try:
+            return self.model.patched(forward)(module, *args, **kwargs)
+        finally:
+            self.call.active, NOW.attribute = False, None
+
     def run_with_full_tensors(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -435,21 +443,27 @@ def boundary_of(module: nn.Module) -> ModuleBoundary | None:
     return vars(module).get("_shardwright")
 
 
+def boundaries(model: nn.Module) -> Iterator[tuple[str, ModuleBoundary]]:
+    """The boundaries of the modules of `model`, by name."""
+    for path, module in model.named_modules():
+        if (boundary := boundary_of(module)) is not None:
+            yield path, boundary
+
+
 def link_origins(model: nn.Module) -> None:
     """Connect inputs in `inputs_from_outer` to the enclosing module that keeps the original tensor.
 
     Raises:
         PlanError: the enclosing module has no such input.
     """
-    modules = dict(model.named_modules())
-    for path, module in modules.items():
-        state = boundary_of(module)
-        for change in [] if state is None else state.inputs_from_outer:
+    found = dict(boundaries(model))
+    for path, boundary in found.items():
+        for change in boundary.inputs_from_outer:
             assert change.outer_slot is not None
-            levels = len(change.outer_slot) - len(change.outer_slot.lstrip("."))
             slot = change.outer_slot.lstrip(".")
+            levels = len(change.outer_slot) - len(slot)
             around = ".".join(path.split(".")[:-levels])
-            outer = boundary_of(modules[around])
+            outer = found.get(around)
             if outer is None or slot not in {c.slot for c in outer.inputs}:
                 raise PlanError(
                     f"the plan gives '{path}' the input '{slot}' of '{around}' from before its "
@@ -464,8 +478,8 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     """The placement of each parameter and buffer in the plan, by its name in `model`."""
     out = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        state = boundary_of(module)
-        for name, placement in state.placements.items() if state else ():
+        boundary = boundary_of(module)
+        for name, placement in boundary.placements.items() if boundary else ():
             out[f"{path}.{name}" if path else name] = placement
     return out
 
@@ -474,4 +488,4 @@ def mesh_of(model: nn.Module) -> Mesh | None:
     """The mesh over which a plan was applied to `model`, even of one rank; None if none was."""
     if (mesh := model.__dict__.get("_shardwright_mesh")) is not None:
         return mesh
-    return next((s.mesh for m in model.modules() if (s := boundary_of(m)) is not None), None)
+    return next((boundary.mesh for _, boundary in boundaries(model)), None)

@@ -176,8 +176,8 @@ class BoundaryModule(HookedModule):
 
 def _changes(module: Any) -> Any:
     """The `ChangeDetection` of a module's model; None before its parameters are DTensors."""
-    state = module.__dict__.get("_shardwright")
-    return None if state is None or state.model is None else state.model.changes
+    boundary = module.__dict__.get("_shardwright")
+    return None if boundary is None or boundary.model is None else boundary.model.changes
 
 
 def _sets_itself(module: Any, name: str, value: Tensor) -> bool:
@@ -221,58 +221,50 @@ class LocalModule(BoundaryModule):
         This runs for each module and token. What most modules need is inlined, and no function is
         called for what a module does not need.
         """
-        state = self._shardwright
-        call = state.call
-        if not call.active:
-            if not state.note_call():
-                return state.call_directly(self, args, kwargs)
-            call.active, NOW.attribute = True, state.model and state.model.attribute
-            try:
-                forward: Any = LocalModule.forward
-                if state.model is not None and state.model.patched is not None:
-                    forward = state.model.patched(forward)
-                return forward(self, *args, **kwargs)
-            finally:
-                call.active, NOW.attribute = False, None
-        if not state.was_planned:
-            state.was_planned = True
+        boundary = self._shardwright
+        if not boundary.call.active:
+            if not boundary.note_call():
+                return boundary.call_directly(self, args, kwargs)
+            return boundary.repeat(LocalModule.forward, self, args, kwargs)
+        if not boundary.was_planned:
+            boundary.was_planned = True
         trains = torch.is_grad_enabled()
-        if state.inputs and (trains or not state.idle_in):
-            args, kwargs = state.enter(args, kwargs)
-        spent = state.linear and len(args) == 1 and not kwargs
+        if boundary.inputs and (trains or not boundary.idle_in):
+            args, kwargs = boundary.enter(args, kwargs)
+        spent = boundary.linear and len(args) == 1 and not kwargs
         if spent:
             own: dict[str, Any] = self.__dict__
             weight, bias = own["_parameters"].get("weight"), own["_parameters"].get("bias", self)
             if (
                 trains
-                or state.uses
+                or boundary.uses
                 or not isinstance(weight, DTensor)
-                or len(weight._spec.placements) != state.model.axes
+                or len(weight._spec.placements) != boundary.model.axes
                 or "parametrizations" in own
             ):
                 weight, bias = self.weight, bias if bias is None else self.bias
             else:  # the same as reading the attributes, without a Python frame for each
                 weight, bias = weight._local_tensor, bias if bias is None else bias._local_tensor
             output: Any = (
-                overlap.linear(args[0], weight, bias, state.group)
+                overlap.linear(args[0], weight, bias, boundary.group)
                 if trains
                 else F.linear(args[0], weight, bias)
             )
-        elif state.apart:
-            output = state.compute(self, args, kwargs)
+        elif boundary.apart:
+            output = boundary.compute(self, args, kwargs)
         else:
-            output = state.code(self, *args, **kwargs)
-        if state.idle_out and not trains:
+            output = boundary.code(self, *args, **kwargs)
+        if boundary.idle_out and not trains:
             return output
-        reshard = state.sole_output
+        reshard = boundary.sole_output
         if reshard is None or not isinstance(output, Tensor):
-            return state.leave(output, self) if state.leaves else output
+            return boundary.leave(output, self) if boundary.leaves else output
         shape = output.shape
         if len(shape) != len(reshard.shape):
-            return state.leave(output, self)  # raises
+            return boundary.leave(output, self)  # raises
         for dim, size in reshard.known:
             if shape[dim] != size:
-                return state.leave(output, self)
+                return boundary.leave(output, self)
         for step in reshard.steps if trains else reshard.spent if spent else reshard.forward:
             output = step(output)
         return output
@@ -284,18 +276,18 @@ def call_with_originals(self: Any, *args: Any, **kwargs: Any) -> Any:
     Usually `enter` restores the originals. Hooks run earlier, and a module that replaces another
     does not call `enter`: for both, the originals are restored here.
     """
-    state = self._shardwright
+    boundary = self._shardwright
     hooks = self._forward_hooks or self._forward_pre_hooks
     hooks = hooks or self._backward_hooks or self._backward_pre_hooks
     own_call = super(BoundaryModule, self)._call_impl  # pyright: ignore[reportAttributeAccessIssue]
-    if not (hooks or state.computes_with_full) or not state.note_call():
+    if not (hooks or boundary.computes_with_full) or not boundary.note_call():
         return own_call(*args, **kwargs)
-    args = state.with_outer_inputs(args, kwargs)
-    state.has_outer_inputs = True
+    args = boundary.with_outer_inputs(args, kwargs)
+    boundary.has_outer_inputs = True
     try:
         return own_call(*args, **kwargs)
     finally:
-        state.has_outer_inputs = False
+        boundary.has_outer_inputs = False
 
 
 REFUSED = {
@@ -316,27 +308,27 @@ def _refusing(name: str) -> Any:
     return refuse
 
 
-def put_class(module: nn.Module, state: ModuleBoundary, *bases: type, named: type) -> None:
+def put_class(module: nn.Module, boundary: ModuleBoundary, *bases: type, named: type) -> None:
     """Give `module` its boundary, and a class in front of its own.
 
     Args:
         module: The module; its class is changed in place.
-        state: Its boundary.
+        boundary: Its boundary.
         bases: The front class, the module's own class, and any classes after it.
         named: The class whose name, module and so on the new class takes.
     """
     names = {n for n, p in module._parameters.items() if p is not None}
-    names |= {n for n, p in state.placements.items() if n in module._buffers and p.meshes}
-    names |= state.full_values.keys() | state.uses.keys()  # a replicated buffer may be used sharded
-    before = bool(state.inputs_from_outer)
-    sizes = tuple(sorted(state.sizes))
-    seen = tuple(sorted(names))
-    made = boundary_class(state.unsplit_class, bases, named, seen, sizes, before, state.assigned)
+    names |= {n for n, p in boundary.placements.items() if n in module._buffers and p.meshes}
+    # A replicated buffer may be used sharded.
+    names |= boundary.full_values.keys() | boundary.uses.keys()
+    original, before = boundary.unsplit_class, bool(boundary.inputs_from_outer)
+    sizes, seen = tuple(sorted(boundary.sizes)), tuple(sorted(names))
+    made = boundary_class(original, bases, named, seen, sizes, before, boundary.assigned)
     behind = made.__mro__[made.__mro__.index(BoundaryModule) + 1 :]
     own = (vars(kind)["forward"] for kind in behind if "forward" in vars(kind))
-    state.code = methods_with_local_sizes(state.unsplit_class, sizes).get("forward") or next(own)
-    state.bases, state.shown_class = bases, named
-    vars(module)["_shardwright"] = state
+    boundary.code = methods_with_local_sizes(original, sizes).get("forward") or next(own)
+    boundary.bases, boundary.shown_class = bases, named
+    vars(module)["_shardwright"] = boundary
     if isinstance(module, nn.RNNBase):
         module.__dict__.pop("_flat_weights", None)
     module.__class__ = made

@@ -89,8 +89,8 @@ def _stays(module: nn.Module) -> bool:
     """Whether parameters of `module` stay in place: it is traced, or its split model runs."""
     if IN_PLACE.get():
         return True
-    state = boundary_of(module)
-    return state is not None and state.call.active
+    boundary = boundary_of(module)
+    return boundary is not None and boundary.call.active
 
 
 def register(

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
@@ -28,37 +27,8 @@ from torch.utils._pytree import tree_leaves
 from shardwright.errors import UsageError
 from shardwright.runtime.boundary import parametrized
 from shardwright.runtime.boundary.module_boundary import boundary_of
-from shardwright.runtime.code.names_in_code import names_in
-
-
-class Patch:
-    """Functions in the place of those of a module or class, while some thread is inside `active`.
-
-    Args:
-        owner: The module or class.
-        functions: The new functions, by name.
-    """
-
-    def __init__(self, owner: Any, functions: Mapping[str, Any]) -> None:
-        self.owner, self.functions = owner, functions
-        self.originals = {name: getattr(owner, name) for name in functions}
-        self.lock, self.inside = threading.Lock(), 0
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside, the functions are replaced."""
-        self._count(1)
-        try:
-            yield
-        finally:
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        with self.lock:
-            self.inside += change
-            for name, function in (self.functions if self.inside else self.originals).items():
-                setattr(self.owner, name, function)
-
+from shardwright.runtime.code.names_in_code import every_class_of, names_in
+from shardwright.runtime.scopes import Patch
 
 PARAMETRIZE = Patch(
     parametrize,
@@ -120,15 +90,9 @@ HIGHER_ORDER = Patch(import_module("torch._higher_order_ops.utils"), {COMPILE_AN
 """Torch has no setting for it but one that holds for all threads and all compiled functions."""
 
 
-@contextmanager
-def control_flow_as_python() -> Iterator[None]:
+def control_flow_as_python() -> AbstractContextManager[None]:
     """Inside, in this context, `torch.cond` and `torch.while_loop` run as Python code."""
-    token = IN_PLANNED_CALL.set(True)
-    try:
-        with HIGHER_ORDER.active():
-            yield
-    finally:
-        IN_PLANNED_CALL.reset(token)
+    return HIGHER_ORDER.active(IN_PLANNED_CALL, True)
 
 
 NEEDED_BY = {
@@ -139,15 +103,16 @@ NEEDED_BY = {
 """Name in a model's methods -> the patch during its calls."""
 
 
-def patches_for(model: nn.Module) -> Callable[[Any], Any] | None:
-    """Return what puts the patches that the code of `model` needs around a function, or None."""
-    kinds = {kind for m in model.modules() for kind in type(m).__mro__}
-    needed = {NEEDED_BY[name] for kind in kinds for name in _named(kind)}
+def patches_for(model: nn.Module) -> Callable[[Any], Any]:
+    """Return what puts the patches that the code of `model` needs, if any, around a function."""
+    needed = tuple({NEEDED_BY[name] for kind in every_class_of(model) for name in _named(kind)})
 
     def patched(function: Any) -> Any:
-        return functools.reduce(lambda inner, patch: patch()(inner), needed, function)
+        for patch in needed:
+            function = patch()(function)
+        return function
 
-    return patched if needed else None
+    return patched
 
 
 @functools.cache
@@ -160,15 +125,9 @@ def _named(kind: type) -> frozenset[str]:
     return frozenset(names_in(codes)) & NEEDED_BY.keys()
 
 
-@contextmanager
-def parametrizations_in_place() -> Iterator[None]:
+def parametrizations_in_place() -> AbstractContextManager[None]:
     """Inside, in this context, parametrized parameters of all modules stay in place."""
-    token = parametrized.IN_PLACE.set(True)
-    try:
-        with PARAMETRIZE.active():
-            yield
-    finally:
-        parametrized.IN_PLACE.reset(token)
+    return PARAMETRIZE.active(parametrized.IN_PLACE, True)
 
 
 @functools.cache
@@ -194,8 +153,7 @@ def _lora() -> Patch:
     return Patch(layer, {own.__name__: sizes})
 
 
-@contextmanager
-def adding_adapters() -> Iterator[None]:
+def adding_adapters() -> AbstractContextManager[None]:
     """Inside, `peft.get_peft_model` adds LoRA adapters to a model that is split already.
 
     Adapters compute with full tensors, and each rank holds all of them.
@@ -207,5 +165,4 @@ def adding_adapters() -> Iterator[None]:
     Raises:
         UsageError: peft is not installed.
     """
-    with _lora().active():
-        yield
+    return _lora().active()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,35 +18,30 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, EP
-from shardwright.planner.contract.names import old_names, renamed
 from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.boundary import hooks
 from shardwright.runtime.boundary.changes import check_compiled
-from shardwright.runtime.boundary.hook_views import check_hook_views
-from shardwright.runtime.boundary.hooks import (
-    BEFORE_ALL,
-    BEHIND_ALL,
-    check_hooks_on_all,
-    wrap_hooks,
-)
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
-from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
+from shardwright.runtime.boundary.module_boundary import (
+    ModuleBoundary,
+    boundaries,
+    boundary_of,
+    placements,
+)
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.batching import init_continuous_batching
-from shardwright.runtime.calls.caches import Caches
-from shardwright.runtime.calls.filled import check_filled, may_be_filled
-from shardwright.runtime.calls.proven import ProvenCalls
 from shardwright.runtime.calls.stopping import stopping_as_first
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.model_objects import has_forward
 from shardwright.runtime.code.names_in_code import names_it_reads
-from shardwright.runtime.communication.generators import any_trains, draw_as_first
+from shardwright.runtime.communication.generators import draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
-from shardwright.runtime.logits.split_logits import LossScope, LossSeal
+from shardwright.runtime.logits.split_logits import LossSeal
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
-from shardwright.runtime.slots import named, positions
+from shardwright.runtime.slots import named
 from shardwright.runtime.tensors.by_name import NOW
 
 TOKENIZER = "tokenizer"
@@ -70,12 +66,7 @@ class RootModule(LocalModule):
             args, kwargs, share = joined_rows(model.positions, args, kwargs, model.own_rows)  # pyright: ignore[reportCallIssue]
         if TOKENIZER in kwargs and not self._shardwright_takes_tokenizer():
             kwargs = {name: value for name, value in kwargs.items() if name != TOKENIZER}
-        names = (*model.positions, *map("*{}".format, range(len(args))))
-        given = dict(zip(names, args, strict=False), **kwargs)
-        for name in model.old_names:
-            if name in kwargs:
-                given = renamed(given, model.old_names)
-                break
+        given = model.named(args, kwargs)
         self._shardwright_check_wanted(given)
         proven, as_tuple, known = model.proven, False, False
         if proven is not None:
@@ -83,44 +74,29 @@ class RootModule(LocalModule):
             proven.check_modes(model.modules)
             if proven.named:
                 args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
-        draws = model.draws == "always" or (model.draws and any_trains(model.modules))
-        if draws and not compiling:
-            draw_as_first(self, model.mesh)  # type: ignore[arg-type]
-        call, loss, lengths, caches = model.call, model.loss, model.lengths, model.caches
-        changes, outer = model.changes, (call.active, loss.seal)
+        model.draw_as_first(self, model.modules)
+        call = model.call
         # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
-        split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
-        loss.seal = seal = LossSeal() if split_loss else None
-        filled = [] if compiling else may_be_filled(given, caches.names)
-        opened = caches.open(map(given.get, caches.names))
-        call.active, outside = True, None
+        split_loss = given.get("labels") is not None and (model.traceable_loss or not compiling)
+        opened, filled = model.open(given, compiling)
+        outer, outside = (call.active, call.hook_views, model.loss_seal), None
+        call.active, call.hook_views = True, ()
+        model.loss_seal = seal = LossSeal() if split_loss else None
         if not compiling:  # dynamo would guard what a thread has there
             outside, NOW.attribute = NOW.attribute, model.attribute
         try:
-            forward: Any = LocalModule.forward
-            if model.patched is not None:
-                forward = model.patched(forward)
-            if lengths.axes:
-                with lengths.forward():
-                    output = forward(self, *args, **kwargs)
-            else:
-                output = forward(self, *args, **kwargs)
-            if call.hook_views:
-                check_hook_views(call)
-            # Without proven calls, only caches of known names are sealed.
-            opened += caches.among(output, () if proven is None else proven.arguments)
+            with model.lengths.forward() if model.lengths.axes else nullcontext():
+                output = model.patched(LocalModule.forward)(self, *args, **kwargs)
+            model.check_end(output, opened, filled, () if proven is None else proven.arguments)
         finally:
-            call.active, loss.seal = outer
+            call.active, call.hook_views, model.loss_seal = outer
             if not compiling:
                 NOW.attribute = outside
-            call.hook_views = ()
             if seal is not None:
                 seal.closed = True
-            caches.seal(opened)
-            if changes is not None and not compiling and changes.kept.changed():
-                changes.keep_own()
-        if filled and proven is not None:
-            check_filled(filled, output)
+            model.caches.seal(opened)
+            if not compiling and model.changes is not None and model.changes.kept.changed():
+                model.changes.keep_own()
         if known and proven is not None:
             proven.check_output(output)
         output = _as_tuple(output) if as_tuple else output
@@ -140,8 +116,8 @@ class RootModule(LocalModule):
             if "torch._dynamo" in sys.modules:
                 check = torch.compiler.disable(check)
             check()
-        if (BEFORE_ALL or BEHIND_ALL) and not compiling:
-            check_hooks_on_all()
+        if (hooks.BEFORE_ALL or hooks.BEHIND_ALL) and not compiling:
+            hooks.check_hooks_on_all()
         check_no_transform()
 
     def _shardwright_check_wanted(self, given: dict[str, Any]) -> None:
@@ -301,54 +277,42 @@ def wrap_root(
     """
     if isinstance(model, RootModule):
         return
-    states = [state for m in model.modules() if (state := boundary_of(m)) is not None]
-    mesh = mesh or (states[0].mesh if states else None)
+    found = dict(boundaries(model))
+    mesh = mesh or next((boundary.mesh for boundary in found.values()), None)
     if mesh is None:
         return
     shared = ModelBoundary(model, mesh, lengths or Lengths())
-    shared.modules = list(model.modules())
-    if calls is not None and any(state.changes_tensors for state in states):
-        called = {path: model.get_submodule(path) for path in {call.module for call in calls}}
-        takes = {path: inspect.signature(m.forward).parameters for path, m in called.items()}
-        calls = [call.as_called(takes[call.module]) for call in calls]
-        shared.caches = Caches({name for call in calls for name in call.state})
-        shared.proven = ProvenCalls(model, calls)
-        drawn = {call.draws for call in calls} - {""}
-        shared.draws = "always" if "always" in drawn else "".join(drawn)
-    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-    names = () if code is None else code.co_names
-    shared.loss = LossScope(traceable="CrossEntropyLoss" not in names)
-    shared.positions, _ = positions(type(model).forward)
-    shared.old_names = old_names(shared.positions)
-    draw = [m for m in model.modules() if (s := boundary_of(m)) is not None and s.draws is not None]
+    if calls is not None and any(boundary.changes_tensors for boundary in found.values()):
+        shared.prove(calls)
+    draw = [model.get_submodule(path) for path, b in found.items() if b.draws is not None]
     apart = {id(within) for module in draw for within in module.modules()}
     for path, module in model.named_modules():
-        state = boundary_of(module) or ModuleBoundary(mesh, module, path)
-        state.model, state.call, state.draws_apart = shared, shared.call, id(module) in apart
-        state.settle()
+        boundary = boundary_of(module) or ModuleBoundary(mesh, module, path)
+        boundary.model, boundary.call = shared, shared.call
+        boundary.draws_apart = id(module) in apart
+        boundary.settle()
         if module is model:
-            bases = [base for base in state.bases if base is not LocalModule] or [
-                state.unsplit_class
-            ]
-            put_class(model, state, RootModule, *bases, named=state.shown_class)
-        elif not state.bases:
+            bases = [base for base in boundary.bases if base is not LocalModule]
+            bases = bases or [boundary.unsplit_class]
+            put_class(model, boundary, RootModule, *bases, named=boundary.shown_class)
+        elif not boundary.bases:
             own: Any = type(module)
-            front = LocalModule if state.draws_apart else front_for(module)
-            put_class(module, state, front, own, named=own)
-            wrap_hooks(module)
+            front = LocalModule if boundary.draws_apart else front_for(module)
+            put_class(module, boundary, front, own, named=own)
+            hooks.wrap_hooks(module)
 
 
 def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
     """Let each rank of `cp` pass its own rows of a sequence to `model`, a root; in place."""
-    state = boundary_of(model)
-    assert state is not None and state.model is not None
-    state.model.own_rows = mesh[CP]
+    boundary = boundary_of(model)
+    assert boundary is not None and boundary.model is not None
+    boundary.model.own_rows = mesh[CP]
 
 
 def takes_own_rows(model: nn.Module) -> bool:
     """Whether each rank passes its own rows to `model` or to a split model in it."""
-    states = (s for m in model.modules() if (s := boundary_of(m)) is not None)
-    return any(s.model is not None and s.model.own_rows is not None for s in states)
+    models = (boundary.model for _, boundary in boundaries(model))
+    return any(shared is not None and shared.own_rows is not None for shared in models)
 
 
 def front_for(module: nn.Module) -> type:

@@ -18,12 +18,7 @@ import torch.distributed as dist
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.names import PAGED
-from shardwright.runtime.calls.paged import (
-    attention_kinds,
-    batch_arguments,
-    paged_attention,
-    traced_cache,
-)
+from shardwright.runtime.calls import paged
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import gather
 
@@ -197,10 +192,10 @@ def local_heads(model: Any) -> int:
         UsageError: layers differ.
     """
     sizes: dict[str, Any] = {"tokens": 1, "read": 1, "requests": 1}
-    kinds = attention_kinds(model)
-    one = batch_arguments(kinds, **sizes, dtype=model.dtype, device=model.device)
-    cache = traced_cache(model)
-    with torch.no_grad(), paged_attention(model):
+    kinds = paged.attention_kinds(model)
+    one = paged.batch_arguments(kinds, **sizes, dtype=model.dtype, device=model.device)
+    cache = paged.traced_cache(model)
+    with torch.no_grad(), paged.paged_attention(model):
         model(**one, **{PAGED: cache})
     heads = {rows.shape[1] for kept in cache.kept.values() for rows in kept}
     if len(heads) != 1:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.names import CACHE_NAMES, PAGED_CACHES, taken_as
+from shardwright.planner.contract.names import PAGED_CACHES, taken_as
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
@@ -115,11 +115,9 @@ class Caches:
                 _unseal(value)
 
     def new_among(self, output: Any, takes: Container[str]) -> list[Any]:
-        """The caches in an output that are new: an enclosing call still uses the others."""
-        return [v for v in self.among(output, takes) if getattr(v, OWNER, None) is not self]
+        """The caches in an output that are new: an enclosing call still uses the others.
 
-    def among(self, output: Any, takes: Container[str]) -> list[Any]:
-        """The caches in an output: of known names, or of a custom class and among the arguments.
+        A cache has a known name, or is of a custom class and among the arguments.
 
         Args:
             output: What the model returned.
@@ -127,10 +125,9 @@ class Caches:
         """
         found = []
         for name, value in (named(output) or {}).items():
-            known = name in self.names or name in takes
-            known |= name in CACHE_NAMES and taken_as(name, takes) in takes
+            known = name in self.names or taken_as(name, takes) in takes
             if known and _is_object(value) and type(value).__name__ not in PAGED_CACHES:
-                found.append(value)
+                found += [value] if value.__dict__.get(OWNER) is not self else []
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Caches:
@@ -210,14 +207,8 @@ def _reduced(self: Any, protocol: Any) -> Any:
     return (_NotWritten(make), *rest)
 
 
-class _NotWritten:
+class _NotWritten(functools.partial[Any]):
     """A function that can be called and not pickled."""
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self.make = make
-
-    def __call__(self, *args: Any) -> Any:
-        return self.make(*args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(f"a cache cannot be pickled or sent: {PART}")

@@ -40,14 +40,12 @@ def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Filla
     """The arguments into which code may put tensors, except caches whose names are `known`."""
     found = []
     for name, value in given.items():
-        if type(value) not in SIMPLE and name not in known and _may_be_filled(value):
+        if type(value) in SIMPLE or name in known:
+            continue
+        if isinstance(value, (list, dict, set, deque)) or is_own(value):
             before = {id(x): ref(x) for _, x in leaves(value) if isinstance(x, Tensor)}
             found.append(FillableArgument(name, value, before))
     return found
-
-
-def _may_be_filled(value: Any) -> bool:
-    return isinstance(value, (list, dict, set, deque)) or is_own(value)
 
 
 def check_filled(found: list[FillableArgument], output: Any) -> None:

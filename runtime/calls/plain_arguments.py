@@ -12,16 +12,8 @@ from enum import Enum
 from typing import Any
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plain_values import (
-    FREE,
-    PlainValue,
-    is_flag,
-    is_number,
-    is_said,
-    plain_value,
-    plain_within,
-    same_value,
-)
+from shardwright.planner.contract import plain_values
+from shardwright.planner.contract.plain_values import FREE, PlainValue
 from shardwright.planner.contract.plan_file import TracedCall
 
 
@@ -48,7 +40,9 @@ class PlainArguments:
 
     def unknown(self, name: str, value: Any) -> str | None:
         """The place of a plain value in a list or dict that no call had there; None if none."""
-        return next((at for at, _ in plain_within(value, name) if at not in self.known), None)
+        return next(
+            (at for at, _ in plain_values.plain_within(value, name) if at not in self.known), None
+        )
 
     def check(self, model: str, given: Mapping[str, Any]) -> None:
         """Check that each argument, given or left out, had the same value in some call.
@@ -61,19 +55,20 @@ class PlainArguments:
             UsageError: one had not.
         """
         if self.within:
-            more = (found for n, v in given.items() for found in plain_within(v, n))
+            more = (found for n, v in given.items() for found in plain_values.plain_within(v, n))
             given = {**given, **dict(more)}
         for name, had in self.known.items():
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):
-                now = repr(value) if is_said(value) else f"a {type(value).__name__}"
+                now = repr(value) if plain_values.is_said(value) else f"a {type(value).__name__}"
                 texts = (one.value if isinstance(one, AnyValue) else repr(one) for one in had)
                 were = " or ".join(dict.fromkeys(texts))
+                tensor = ", or a 0-d tensor in its place if code only computes with it"
                 raise UsageError(
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
                     "its code may take a path that was not traced: plan with example inputs "
-                    f"(kwargs) that have it{_or_tensor(value)}"
+                    f"(kwargs) that have it{tensor if plain_values.is_number(value) else ''}"
                 )
 
 
@@ -103,9 +98,9 @@ def check_flags(
         value = given[name] if name in given else defaults.get(name)
         among = had.get(name, ())
         off = value is None and not all(among)  # as if left out: a switch that is off
-        if name in FREE or not is_said(value) or off or _among(value, among):
+        if name in FREE or not plain_values.is_said(value) or off or _among(value, among):
             continue
-        if name in had or (value and is_flag(value)):
+        if name in had or (value and plain_values.is_flag(value)):
             were = " or ".join(map(repr, among)) or "none"
             direct = " (called directly)" if by_itself else ""
             raise UsageError(
@@ -116,22 +111,16 @@ def check_flags(
             )
 
 
-def _or_tensor(value: Any) -> str:
-    """What else a number may be, for messages."""
-    todo = ", or a 0-d tensor in its place if code only computes with it"
-    return todo if is_number(value) else ""
-
-
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code behaves with `value` as with one of the values that it had."""
-    if not is_said(value):
+    if not plain_values.is_said(value):
         return AnyValue.TENSOR in had
-    if is_number(value) and AnyValue.NUMBER in had:
+    if plain_values.is_number(value) and AnyValue.NUMBER in had:
         return True
     if not value and None in had:  # a switch that is off, as if left out
         return True
-    said = plain_value(value)
-    return any(same_value(said, one) for one in had)
+    said = plain_values.plain_value(value)
+    return any(plain_values.same_value(said, one) for one in had)
 
 
 def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
@@ -143,4 +132,4 @@ def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
     if name in call.inputs:
         return AnyValue.TENSOR
     default = defaults.get(name)
-    return plain_value(default) if is_said(default) else AnyValue.TENSOR
+    return plain_values.plain_value(default) if plain_values.is_said(default) else AnyValue.TENSOR

@@ -14,24 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract import plain_values
 from shardwright.planner.contract.length_comparisons import holds, names_in
 from shardwright.planner.contract.names import (
     MASKS,
     PAGED,
     PAGED_CACHES,
     PAGED_EAGER,
+    grouped,
     is_batched,
     slot_pattern,
 )
-from shardwright.planner.contract.plain_values import (
-    BLOCK_MASK,
-    CONTAINERS,
-    FREE,
-    SWITCHES,
-    WITH_ANY,
-    is_code,
-    is_on,
-)
+from shardwright.planner.contract.plain_values import BLOCK_MASK, FREE, WITH_ANY
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.paged import KERNEL_LENGTHS, is_paged
 from shardwright.runtime.calls.plain_arguments import PlainArguments
@@ -80,8 +74,10 @@ class ProvenCalls:
         every = frozenset.intersection(*map(frozenset, (c.inputs for c in own))) if own else ()
         self.apart = self.given.difference(every, MASKS, WITH_ANY, *(c.state for c in calls))
         """Arguments that some calls had and others had not: what they turn on may not combine."""
-        self.together = [frozenset(_arguments_on(c)) for c in own]
-        """The arguments of each call that were on."""
+        self.together = [
+            {n for n in c.inputs if c.values.get(n, True) not in (False, None)} for c in own
+        ]
+        """The arguments of each call, without flags that were off."""
         self.slots = frozenset(slot for call in own for slot in call.outputs)
         """The slots of the output tensors of some call."""
         more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -92,7 +88,7 @@ class ProvenCalls:
         self.joins = any(call.module for call in calls)
         """Whether submodules are proven by themselves. The model's own code is not traced then; it
         combines their full outputs with full tensors."""
-        self.state = _by_argument(
+        self.state = grouped(
             (n, k) for c in calls for n, k in c.state.items() if k not in PAGED_CACHES
         )
         """The classes of caches that calls passed on to the next, by argument."""
@@ -102,7 +98,9 @@ class ProvenCalls:
         """Whether a call of continuous batching is proven."""
         self.trains = any(call.training for call in calls)
         self.asks_autocast = any(call.asks_autocast for call in calls)
-        self.off = tuple(n for n in SWITCHES if any(c.values.get(n) is False for c in own))
+        self.off = tuple(
+            n for n in plain_values.SWITCHES if any(c.values.get(n) is False for c in own)
+        )
         """Flags that no call had on."""
         self.lengths = {text: where for call in own for text, where in call.lengths.items()}
         """Comparisons of lengths that hold in all calls -> their places in the code."""
@@ -153,7 +151,7 @@ class ProvenCalls:
         if self.state and not self.several:
             self._check_tokens(given)
         for name in self.off:
-            if is_on(name, given, self.defaults.get(name), self.config):
+            if plain_values.is_on(name, given, self.defaults.get(name), self.config):
                 raise UsageError(
                     f"{name} of {self.model} is on{'' if name in given else ' by its config'}, and "
                     "was off in all calls that the plan was made for. With it the code may keep "
@@ -223,16 +221,24 @@ class ProvenCalls:
                 continue
             if name in self.given and isinstance(value, Tensor):
                 if value.requires_grad and name in MASKS:
-                    raise UsageError(self._of_mask(name))
+                    raise UsageError(
+                        f"argument '{name}' of {self.model} requires a gradient, which it did not "
+                        "in the calls that the plan was made for, so a rank would have only a term "
+                        "of it: detach it"
+                    )
                 continue
-            if type(value).__name__ == BLOCK_MASK or (is_code(value) and name not in self.given):
+            if type(value).__name__ == BLOCK_MASK or (
+                plain_values.is_code(value) and name not in self.given
+            ):
                 yield name
                 continue
             if is_own(value):
                 self._check_state(name, value)
                 continue
             if name in self.given or name == LOSS_DIVISOR:
-                if type(value) in CONTAINERS and (at := self.plain.unknown(name, value)):
+                if type(value) in plain_values.CONTAINERS and (
+                    at := self.plain.unknown(name, value)
+                ):
                     yield at
                 continue
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
@@ -272,12 +278,6 @@ class ProvenCalls:
         default = self.defaults.get(name)
         return name not in FREE and (bool(value) if default is None else value != default)
 
-    def _of_mask(self, name: str) -> str:
-        return (
-            f"argument '{name}' of {self.model} requires a gradient, which it did not in the calls "
-            "that the plan was made for, so a rank would have only a term of it: detach it"
-        )
-
     def _check_state(self, name: str, value: Any) -> None:
         """Check that a cache of this class, with its content, may be passed."""
         known, kind = self.state.get(name, ()), type(value).__name__
@@ -286,7 +286,7 @@ class ProvenCalls:
         if ALIKE.get(kind) in known:
             return
         if _filled(value):
-            kinds = " or ".join(sorted(known)) or "none"
+            kinds = " or ".join(sorted({*known})) or "none"
             raise UsageError(
                 f"argument '{name}' of {self.model} is a {kind}, and the plan is "
                 f"proven for steps with {kinds}: give such a cache, or call with use_cache=False"
@@ -350,11 +350,6 @@ class ProvenCalls:
                 )
 
 
-def _arguments_on(call: TracedCall) -> set[str]:
-    """Return the arguments of a call, without flags that were off."""
-    return {n for n in call.inputs if call.values.get(n, True) not in (False, None)}
-
-
 def _turns_on(value: Any) -> bool:
     """Whether an argument may turn on a part: a tensor of numbers, or a flag that is on."""
     return _of_numbers(value) if isinstance(value, Tensor) else value is True
@@ -380,10 +375,3 @@ def _always(calls: Sequence[TracedCall], needed: Container[str]) -> tuple[str, .
     """Optional arguments that all `calls` had and that are neither plain values nor caches."""
     given = [{*c.inputs} - {*c.values, *c.numbers, *c.state, *FREE} for c in calls]
     return tuple(sorted(n for n in set.intersection(*given) if n not in needed)) if given else ()
-
-
-def _by_argument(found: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
-    out: dict[str, frozenset[str]] = {}
-    for name, kind in found:
-        out[name] = out.get(name, frozenset()) | {kind}
-    return out

@@ -248,16 +248,12 @@ def _locked(folder: Path) -> int:
 
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # on a file system without locks, savers do not exclude each other
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CheckpointError(
-                    f"another process is saving into {folder}: wait for it"
-                ) from None
-    except CheckpointError:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(handle)
-        raise
+        raise CheckpointError(f"another process is saving into {folder}: wait for it") from None
+    except OSError:
+        pass  # on a file system without locks, savers do not exclude each other
     return handle
 
 

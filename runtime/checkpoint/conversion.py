@@ -16,9 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, first_line
-from shardwright.planner.contract.dims import local_ranges
-from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.expressions import Recorder, Shape, Unexpressed
 from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.names import Source
@@ -178,14 +175,6 @@ class Computed:
         initialize, owner = self._owners[name]
         drawn = [_drawn(initialize, owner, name.rpartition(".")[2], seed) for seed in range(2)]
         return drawn[0] if torch.equal(*drawn) else None
-
-
-def held(whole: Tensor, placement: Placement | None, coords: Coords) -> Tensor:
-    """Return the local part of the full tensor `whole` on the rank at `coords`."""
-    for d, dim in enumerate(placement.dims if placement is not None else ()):
-        ranges = [torch.arange(a, b) for a, b in local_ranges(dim, coords)]
-        whole = whole.index_select(d, torch.cat(ranges or [torch.arange(0)]))
-    return whole.clone()
 
 
 @torch.no_grad()

@@ -223,29 +223,18 @@ def _reshaped(out: Tensor, x: Expression, *_: Any, **__: Any) -> Expression:
 
 def _transposed(out: Tensor, x: Expression, a: int = -2, b: int = -1) -> Expression:
     dims = list(range(len(x.shape)))
-    if dims:
+    if len(dims) > 1:
         dims[a], dims[b] = dims[b], dims[a]
     return Permuted(x, tuple(dims))
-
-
-def _t(out: Tensor, x: Expression) -> Expression:
-    return x if len(x.shape) < 2 else _transposed(out, x)
 
 
 def _permuted(out: Tensor, x: Expression, dims: Sequence[int]) -> Expression:
     return Permuted(x, tuple(d % len(x.shape) for d in dims))
 
 
-def _sliced(
-    out: Tensor,
-    x: Expression,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Expression:
+def _sliced(out: Tensor, x: Expression, dim: int = 0, *bounds: int | None) -> Expression:
     dim %= len(x.shape)
-    return Cut(x, dim, range(x.shape[dim])[start:end:step])
+    return Cut(x, dim, range(x.shape[dim])[slice(*bounds) if bounds else slice(None)])
 
 
 def _selected(out: Tensor, x: Expression, dim: int, index: int) -> Expression:
@@ -256,12 +245,8 @@ def _selected(out: Tensor, x: Expression, dim: int, index: int) -> Expression:
 
 def _split(outs: Sequence[Tensor], x: Expression, size: Any, dim: int = 0) -> list[Expression]:
     dim %= len(x.shape)
-    pieces: list[Expression] = []
-    start = 0
-    for out in outs:
-        pieces.append(Cut(x, dim, range(start, start + out.shape[dim])))
-        start += out.shape[dim]
-    return pieces
+    sizes = [out.shape[dim] for out in outs]
+    return [Cut(x, dim, range(e - n, e)) for n, e in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _unbound(outs: Sequence[Tensor], x: Expression, dim: int = 0) -> list[Expression]:
@@ -293,7 +278,7 @@ RULES: Mapping[Any, Rule] = {
     aten.squeeze.dim: _reshaped,
     aten.squeeze.dims: _reshaped,
     aten.stack.default: _stack,
-    aten.t.default: _t,
+    aten.t.default: _transposed,
     aten._to_copy.default: _same,
     aten.transpose.int: _transposed,
     aten.unbind.int: _unbound,

@@ -15,26 +15,13 @@ from shardwright.runtime.checkpoint.mapped import StoredFile
 MAX_HEADER = 100_000_000
 """Largest header in bytes, the limit of safetensors itself."""
 
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
+NAMES = """
+BOOL=bool U8=uint8 U16=uint16 U32=uint32 U64=uint64 I8=int8 I16=int16 I32=int32 I64=int64
+F8_E4M3=float8_e4m3fn F8_E5M2=float8_e5m2 F8_E4M3FNUZ=float8_e4m3fnuz F8_E8M0=float8_e8m0fnu
+F8_E5M2FNUZ=float8_e5m2fnuz F16=float16 BF16=bfloat16 F32=float32 F64=float64 C64=complex64
+"""
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype) for name, dtype in (pair.split("=") for pair in NAMES.split())
 }
 """The safetensors name of each dtype -> the dtype."""
 
@@ -100,9 +87,8 @@ def _entry(file: Path, name: str, fields: dict[str, Any]) -> Entry:
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{name} has dtype {dtype!r:.40}, which is not known here")
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise ValueError(f"the shape or data_offsets of {name} are not valid")
-    if any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, *offsets)):
+    lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+    if not lists or any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, *offsets)):
         raise ValueError(f"the shape or data_offsets of {name} are not valid")
     entry = Entry(file, DTYPES[dtype], tuple(shape), offsets[0])
     if (takes := offsets[1] - offsets[0]) != entry.nbytes:

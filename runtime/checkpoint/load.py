@@ -14,11 +14,12 @@ from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.checkpoint.conversion import Conversions, held
-from shardwright.runtime.checkpoint.names import match_names, model_names
+from shardwright.runtime.checkpoint.conversion import Conversions
+from shardwright.runtime.checkpoint.names import all_tensors, match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.quantized.kept import KeptWeight
+from shardwright.runtime.redistribution.reshard import take_local
 
 
 def load_weights(
@@ -68,8 +69,7 @@ def load_weights(
         allow_surplus,
         checkpoint.adds_nothing,
     )
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    tensors = all_tensors(model)
     group_of = {group[0]: group for group in names.groups}
     made = {n: conversions.computed.value(n) for n in match.computed if tensors[n].is_meta}
     if lacking := [name for name, value in made.items() if value is None]:
@@ -101,7 +101,8 @@ def load_weights(
             put(modules, group_of[name], there)
     for name, value in made.items():
         assert value is not None
-        part = held(value, _placement(placements, group_of[name]), coords)
+        placement = _placement(placements, group_of[name])
+        part = value if placement is None else take_local(value, placement, coords)
         put(modules, group_of[name], part.to(device, conversions.dtypes.get(name, dtype)))
     kept = (*names.transient, *(name for name in match.computed if name not in made))
     for buffers in grouped((id(tensors[name]), name) for name in kept).values():
@@ -152,12 +153,10 @@ def without_weights(model: nn.Module, device: torch.device | str) -> None:
     The random numbers depend only on names and shapes, so ranks with equal shapes get the same.
     Tied names still share one parameter.
     """
-    groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
-    for named in (nn.Module.named_parameters, nn.Module.named_buffers):
-        for name, tensor in named(model, remove_duplicate=False):
-            groups.setdefault(id(tensor), (tensor, []))[1].append(name)
+    tensors = all_tensors(model)
     modules = dict(model.named_modules(remove_duplicate=False))
-    for tensor, names in groups.values():
+    for names in grouped((id(tensor), name) for name, tensor in tensors.items()).values():
+        tensor = tensors[names[0]]
         if not tensor.is_meta:
             put(modules, names, tensor.detach().to(device))
             continue

@@ -58,6 +58,12 @@ class Match:
     """Checkpoint tensors that the model has no place for and that may be skipped."""
 
 
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, with all names of tied ones."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+
+
 def model_names(model: nn.Module) -> ModelNames:
     """Collect the names of `model`'s tensors."""
     found: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]

@@ -14,22 +14,16 @@ from torch import Tensor
 
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
-from shardwright.runtime.checkpoint.expressions import (
-    Copy,
-    Expression,
-    Index,
-    Stored,
-    counts,
-    part,
-    place,
-    stored,
-)
+from shardwright.runtime.checkpoint import expressions
+from shardwright.runtime.checkpoint.expressions import Copy, Expression, Index
 from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.memory import release_freed
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.quantized import layout
 from shardwright.runtime.quantized.kept import Held, KeptWeight, Piece, StoredTensor
-from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight, computed, wanted
+from shardwright.runtime.quantized.layout import Mismatch, QuantizedWeight
+from shardwright.runtime.redistribution.split import indices
 
 
 class Reader:
@@ -66,7 +60,9 @@ class Reader:
         Raises:
             CheckpointError: a file cannot be read.
         """
-        return part(self._expression(source), tuple(index for _, index in box), self._part)
+        return expressions.part(
+            self._expression(source), tuple(index for _, index in box), self._part
+        )
 
     @torch.no_grad()
     def fill(self, target: Tensor, source: Source, ranges: Sequence[Sequence[Range]]) -> None:
@@ -76,17 +72,17 @@ class Reader:
             CheckpointError: a file cannot be read.
         """
         made = self._expression(source)
-        quantized = any(key in self._quantized for key in stored(made))
+        quantized = any(key in self._quantized for key in expressions.stored(made))
         for box in boxes(ranges, WORK if quantized else target.element_size()):
             index = tuple(i for _, i in box)
-            place(made, index, self._part, target[inside(box)], self._copy)
+            expressions.place(made, index, self._part, target[inside(box)], self._copy)
         self._computed += target.nbytes if quantized else 0
         if self._computed > RELEASED:
             release_freed()
             self._computed = 0
 
     def _expression(self, source: Source) -> Expression:
-        return source.made or Stored(source.key, self._tensors[source.key].shape)
+        return source.made or expressions.Stored(source.key, self._tensors[source.key].shape)
 
     def mapped(self, source: Source, ranges: Sequence[Sequence[Range]]) -> Tensor | None:
         """Return a rank's part of `source` as a view of the mapped file; None if not possible.
@@ -122,12 +118,10 @@ class Reader:
             CheckpointError: a file cannot be read.
         """
         made = self._expression(source)
-        sources = [*stored(made)]
+        sources = [*expressions.stored(made)]
         if not any(key in self._quantized for key in sources):
             return None
-        index = tuple(
-            torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in dim)]) for dim in ranges
-        )
+        index = tuple(map(indices, ranges))
         shape = [len(i) for i in index]
         pieces: list[Piece] = []
 
@@ -138,7 +132,7 @@ class Reader:
             pieces.append(Piece.of(key, weight, at, held))
             return torch.empty([len(i) for i in at], device="meta")
 
-        make = partial(part, made)
+        make = partial(expressions.part, made)
         if 0 in shape:  # of fewer experts than ranks, say
             make = _as_read
             pieces.append(Piece.of("", None, index, {"": torch.empty(shape, dtype=dtype)}))
@@ -160,7 +154,9 @@ class Reader:
 
     def _parts(self, weight: QuantizedWeight, index: Index) -> dict[str, Tensor]:
         try:
-            return wanted(weight, index, lambda part, at: self._slice(part.key, part.shape, at))
+            return layout.wanted(
+                weight, index, lambda part, at: self._slice(part.key, part.shape, at)
+            )
         except Mismatch as error:
             raise CheckpointError(f"{error}: fetch the checkpoint again") from None
 
@@ -169,7 +165,7 @@ class Reader:
         weight = self._quantized.get(key)
         if weight is None:
             return self._slice(key, self._stored[key].shape, index)
-        return computed(weight, index, self._parts(weight, index))
+        return layout.computed(weight, index, self._parts(weight, index))
 
     def _slice(self, key: str, shape: Sequence[int], index: Index) -> Tensor:
         """Return a stored tensor at `index`, as a view of the file if it is one slice."""
@@ -177,7 +173,7 @@ class Reader:
         with _reading(entry.file):
             flat = self._files[entry.file].read(entry.offset, entry.nbytes, entry.dtype)
         out = flat.view(tuple(shape))
-        apart = [d for d, i in enumerate(index) if not counts(i - i[0])]
+        apart = [d for d, i in enumerate(index) if not expressions.counts(i - i[0])]
         for d, i in enumerate(index):
             if d not in apart:
                 out = out.narrow(d, int(i[0]), len(i))

@@ -260,12 +260,7 @@ def _is_hub_id(text: str) -> bool:
 
 def _download(model_id: str, hub: Hub) -> Path:
     """Fetch a model's JSON files, then only the safetensors files that belong to it."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     def fetch(*patterns: str) -> Path:
         found = snapshot_download(model_id, allow_patterns=list(patterns), **hub.options())
@@ -275,18 +270,15 @@ def _download(model_id: str, hub: Hub) -> Path:
         directory = fetch("*.json")
         # Some repositories hold the weights twice (a "consolidated" copy): fetch only one of them.
         index = directory / INDEX
-        directory = (
-            fetch(*set(json.loads(index.read_text())["weight_map"].values()))
-            if (index.is_file())
-            else fetch(SINGLE)
-        )
+        named = json.loads(index.read_text())["weight_map"] if index.is_file() else {"": SINGLE}
+        directory = fetch(*set(named.values()))
         if not any(directory.glob("*.safetensors")):
             directory = fetch("*.safetensors")
-    except GatedRepoError:
+    except errors.GatedRepoError:
         why = "access to it is gated: accept its terms on its page, then run `hf auth login`"
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         why = "neither a directory nor a model on the hub has this name: check it"
-    except RevisionNotFoundError:
+    except errors.RevisionNotFoundError:
         why = f"it has no revision {hub.revision}"
     except (OSError, ValueError, KeyError) as error:
         # Offline mode, a missing network and an empty cache all raise one of these.

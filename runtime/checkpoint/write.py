@@ -6,11 +6,12 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardwright.errors import CheckpointError, UsageError
 from shardwright.planner.contract.names import dtype_name
@@ -18,14 +19,11 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import STEM
+from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.packages import config_of
 from shardwright.runtime.quantized.kept import KeptWeight, StoredTensor
 from shardwright.runtime.ranks.agreement import agree
-from shardwright.runtime.redistribution import reshard
-from shardwright.runtime.tensors.parameters import local_of
-
-if TYPE_CHECKING:
-    from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.tensors.parameters import full_of
 
 T = TypeVar("T")
 
@@ -37,7 +35,6 @@ def save(
     directory: str | Path,
     placements: Mapping[str, Placement],
     mesh: Mesh,
-    *,
     max_shard_size: int | str = "5GB",
     dequantize: bool = False,
 ) -> None:
@@ -68,7 +65,7 @@ def save(
 
     limit = parse_size(max_shard_size)
     tensors = _to_save(model, placements)
-    stored = {} if dequantize else _stored(tensors, mesh)
+    stored = {} if dequantize else _stored(tensors)
     shapes = {name: _whole_shape(tensor, placed) for name, (tensor, placed) in tensors.items()}
     sizes = {n: s.numel() * tensors[n][0].dtype.itemsize for n, s in shapes.items()}
     sizes |= {name: tensor.nbytes for name, tensor in stored.items()}
@@ -95,9 +92,7 @@ def save(
                         whole[name] = stored[name].read()
                     continue
                 tensor, placed = tensors[name]
-                out = local_of(tensor, mesh).detach()
-                if placed is not None:
-                    out = reshard.gather_whole(out, placed, mesh)
+                out = full_of(tensor.detach(), placed, mesh)
                 if draft is not None:
                     assert out.shape == shapes[name]
                     # A copy: gathered tensors may be views, and safetensors refuses shared memory.
@@ -184,13 +179,11 @@ def _to_save(
     return out
 
 
-def _stored(
-    tensors: dict[str, tuple[Tensor, Placement | None]], mesh: Mesh
-) -> dict[str, StoredTensor]:
+def _stored(tensors: dict[str, tuple[Tensor, Placement | None]]) -> dict[str, StoredTensor]:
     """Return the stored tensors, by key, of weights that are held so; drop these from `tensors`."""
     out: dict[str, StoredTensor] = {}
     for name, (tensor, _) in list(tensors.items()):
-        local = local_of(tensor, mesh)
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         if isinstance(local, KeptWeight):
             out |= local.held.stored
             del tensors[name]

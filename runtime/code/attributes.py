@@ -16,11 +16,12 @@ from shardwright.runtime.communication.mesh import Mesh
 PREFIX = "_shardwright"
 """Of attributes that splitting adds to a module."""
 
-SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
-    (nn.Linear, ("out_features", "in_features")),
-    (nn.Embedding, ("num_embeddings", "embedding_dim")),
-)
-"""The size attributes of torch's own layers, in the order of the dims of the weight."""
+
+def size_attributes(module: nn.Module) -> tuple[str, ...]:
+    """The attributes of torch's own layers that have the sizes of the dims of the weight."""
+    if isinstance(module, nn.Linear):
+        return "out_features", "in_features"
+    return ("num_embeddings", "embedding_dim") if isinstance(module, nn.Embedding) else ()
 
 
 def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
@@ -65,11 +66,3 @@ def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) ->
         kind = type(owner).__name__
         raise PlanError(f"there is no attribute '{path}' of {kind} that can be set") from None
     return owner
-
-
-def set_sizes(module: nn.Module, weight: tuple[int | None, ...]) -> None:
-    """Set the size attributes of a torch layer, given the shape of its weight in use."""
-    for kind, names in SIZES:
-        if isinstance(module, kind):
-            for name, size in zip(names, weight, strict=True):
-                setattr(module, name, size)

@@ -12,11 +12,12 @@ import ast
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from types import CodeType, FunctionType
 
 from shardwright.runtime.code.source import source_of
+from shardwright.runtime.subclasses import copy_of
 
 LOCAL_SIZES = "_shardwright_sizes"
 """The method of a split module that returns local sizes, given the name and arguments of a call."""
@@ -51,50 +52,15 @@ def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
 
 def with_local_sizes(method: FunctionType, calls: Collection[str]) -> FunctionType | None:
     """Recompile `method` with local sizes in `calls`; None if its source lacks one of them."""
-
-    def ask(tree: ast.FunctionDef, owner: str) -> bool:
-        found = dict(_named(tree))
-        if not found.keys() >= set(calls):
-            return False
-        for name in calls:
-            call = found[name]
-            ask = ast.Attribute(ast.Name(owner, ast.Load()), LOCAL_SIZES, ast.Load())
-            asked = ast.Call(ask, [ast.Constant(name), *call.args], [])
-            call.args = [ast.Starred(asked, ast.Load())]
-            ast.copy_location(call.args[0], call)
-        return True
-
-    return compiled_anew(method, ask)
-
-
-def compiled_anew(
-    method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
-) -> FunctionType | None:
-    """Recompile `method` from its changed source; None if that is impossible.
-
-    Args:
-        method: The method.
-        change: Changes the body of the definition, given it and the name of `self` there. Returns
-            whether it could.
-    """
     with _ALONE:
-        code = _changed(method, change)
+        code = _with_local_sizes(method, calls)
     if code is None or code.co_freevars != method.__code__.co_freevars:
         return None
-    made = FunctionType(
-        code, method.__globals__, method.__name__, method.__defaults__, method.__closure__
-    )
-    made.__kwdefaults__, made.__annotations__ = method.__kwdefaults__, method.__annotations__
-    made.__qualname__, made.__module__ = method.__qualname__, method.__module__
-    made.__doc__ = method.__doc__
-    made.__dict__.update(method.__dict__)
-    return made
+    return copy_of(method, code)
 
 
-def _changed(
-    method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
-) -> CodeType | None:
-    """Compile `method` with a changed body; the cached source tree is restored afterwards."""
+def _with_local_sizes(method: FunctionType, calls: Collection[str]) -> CodeType | None:
+    """Compile `method` with local sizes in `calls`; the cached source tree is restored."""
     source = source_of(method)
     if source is None:
         return None
@@ -102,8 +68,14 @@ def _changed(
     takes = [*tree.args.posonlyargs, *tree.args.args]
     kept, tree.body = tree.body, copy.deepcopy(tree.body)  # copying the whole tree is slow
     try:
-        if not takes or not change(tree, takes[0].arg):
+        named = dict(_named(tree))
+        if not takes or not named.keys() >= set(calls):
             return None
+        for name in calls:
+            call, owner = named[name], ast.Name(takes[0].arg, ast.Load())
+            method_of_owner = ast.Attribute(owner, LOCAL_SIZES, ast.Load())
+            sizes = ast.Call(method_of_owner, [ast.Constant(name), *call.args], [])
+            call.args = [ast.copy_location(ast.Starred(sizes, ast.Load()), call)]
         ast.fix_missing_locations(tree)
         return source.code(method)
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError
+from shardwright.runtime.subclasses import copy_of
 
 OWN = vars(nn.Module()).keys()
 """Attributes that every module has."""
@@ -55,13 +56,4 @@ def rebound(function: FunctionType, change: Callable[[Any], Any]) -> FunctionTyp
             cells.append(type(cell)(change(cell.cell_contents)))
         except ValueError:
             cells.append(cell)
-    out = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        tuple(cells),
-    )
-    out.__kwdefaults__ = function.__kwdefaults__
-    vars(out).update(vars(function))
-    return out
+    return copy_of(function, closure=tuple(cells))

@@ -71,12 +71,12 @@ def names_in(codes: Iterable[CodeType]) -> Iterator[str]:
 
 def classes_of(model: nn.Module) -> set[type]:
     """The classes of a model's modules and what they inherit from, but those of `NOT_MODELS`."""
-    return {
-        kind
-        for own in {type(m) for m in model.modules()}
-        for kind in own.__mro__
-        if not f"{kind.__module__}.".startswith(NOT_MODELS)
-    }
+    return {k for k in every_class_of(model) if not f"{k.__module__}.".startswith(NOT_MODELS)}
+
+
+def every_class_of(model: nn.Module) -> set[type]:
+    """The classes of a model's modules, and all that they inherit from."""
+    return {kind for own in {type(m) for m in model.modules()} for kind in own.__mro__}
 
 
 def globals_of(file: str) -> list[Any]:
@@ -95,8 +95,7 @@ def _functions(model: nn.Module) -> Iterator[FunctionType]:
 
 
 def _of_torch(model: nn.Module) -> Iterator[FunctionType]:
-    kinds = {kind for own in {type(m) for m in model.modules()} for kind in own.__mro__}
-    for kind in kinds:
+    for kind in every_class_of(model):
         if kind.__module__.startswith("torch.nn.modules.") and kind is not nn.Module:
             yield from _but_builders(vars(kind).values())
 

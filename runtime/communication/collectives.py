@@ -12,6 +12,7 @@ ranks do if the user asks for it. Compiled ones are functional collectives, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -112,7 +113,8 @@ def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None
     assert group.pg is not None
     out = x.clone(memory_format=torch.contiguous_format)
     try:
-        work = group.pg.allreduce(_plain(out), _options("sum", later=True))
+        plain = torch.view_as_real(out) if out.is_complex() else out
+        work = group.pg.allreduce([plain], _options("sum", later=True))
     except RuntimeError as error:
         raise failed("all_reduce", error, group.pg) from error
 
@@ -178,16 +180,14 @@ def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
         if found is not None:
             return found
     out = x if spent else x.clone()
-    work = group.pg.allreduce(_plain(out), _options(op))
+    plain = torch.view_as_real(out) if out.is_complex() else out
+    work = group.pg.allreduce([plain], _options(op))
     if work is not None:
         work.wait()
     return out
 
 
-def _plain(x: Tensor) -> list[Tensor]:
-    return [torch.view_as_real(x) if x.is_complex() else x]
-
-
+@cache
 def _options(op: str, later: bool = False) -> Any:
     options: Any = dist.AllreduceOptions()
     options.reduceOp, options.asyncOp = REDUCTIONS[op], later

@@ -45,15 +45,10 @@ def _end() -> None:
 
 def pick_device(device: torch.device | str | None) -> torch.device:
     """Return this rank's device: the one given, or else its own GPU, or else the CPU."""
-    if device is not None:
-        chosen = torch.device(device)
-        if chosen.type == "cuda" and chosen.index is None:
-            chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    elif torch.cuda.is_available():
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    else:
-        chosen = torch.device("cpu")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda":
+        if chosen.index is None:
+            chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
     return chosen
 

@@ -42,9 +42,12 @@ class Attends(ABC):
             how: The other arguments by name.
         """
 
-    @abstractmethod
     def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> Tensor | None:
-        """Return the mask that modules are given, which `own` makes of the arguments `how`."""
+        """Return the mask that modules are given, which `own` makes of the arguments `how`.
+
+        By default there is none: `attend` knows which tokens are of which request.
+        """
+        return None
 
 
 ATTENDS: ContextVar[Attends | None] = ContextVar("ATTENDS", default=None)
@@ -223,9 +226,6 @@ class WithinRequests(Attends):
     layers: Mapping[int, LayerAttention]
     lengths: Sequence[int]
 
-    def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> None:
-        """Make none."""
-
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, how: Any) -> Tensor:
         """Attend within each request."""
         return within_requests(self.layers[module.layer_idx], self.lengths, query, key, value)
@@ -241,9 +241,6 @@ class InVllm(Attends):
     """
 
     layers: Mapping[int, Any]
-
-    def mask(self, own: Callable[..., Tensor | None], how: dict[str, Any]) -> None:
-        """Make none: vLLM knows which tokens are of which request."""
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, how: Any) -> Tensor:
         """Let the layer of the module attend."""

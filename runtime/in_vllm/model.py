@@ -114,10 +114,7 @@ def _unsplit(name: str, trust_remote_code: bool, revision: str | None) -> Any:
 
 
 def _layers(
-    asked: dict[int, LayerAttention],
-    vllm_config: Any,
-    prefix: str,
-    group: Any,
+    asked: dict[int, LayerAttention], vllm_config: Any, prefix: str, group: Any
 ) -> nn.ModuleDict:
     """Make vLLM's layers of attention, by number, alike on all ranks.
 

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError, in_one_line
-from shardwright.runtime.in_vllm.attention import (
-    KIND,
-    Attends,
-    LayerAttention,
-    Seen,
-    WithinRequests,
-    attending,
-    intercept,
-)
+from shardwright.runtime.in_vllm import attention
+from shardwright.runtime.in_vllm.attention import Attends, LayerAttention
 from shardwright.runtime.in_vllm.head import Head
 
 LENGTHS = [5, 3]
@@ -49,9 +42,11 @@ class RowModel:
 
     def __init__(self, split: Any, unsplit: Any, longest: int) -> None:
         name, kind = type(unsplit).__name__, split.config._attn_implementation
-        if kind != KIND:
-            raise UsageError(f"{name} has '{kind}' attention; vLLM can replace only '{KIND}'")
-        intercept()
+        if kind != attention.KIND:
+            raise UsageError(
+                f"{name} has '{kind}' attention; vLLM can replace only '{attention.KIND}'"
+            )
+        attention.intercept()
         self.split, self.output = split, None
         named = inspect.signature(type(unsplit).forward).parameters
         self.options = {n: v for n, v in OPTIONS.items() if n in named}
@@ -71,7 +66,7 @@ class RowModel:
             tokens: The tokens.
             positions: The place of each token in its request.
         """
-        with attending(attends):
+        with attention.attending(attends):
             self.split(input_ids=tokens[None], position_ids=positions[None], **self.options)
         return self.output.last_hidden_state[0]  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -82,7 +77,7 @@ class RowModel:
     def _seen(self, name: str, longest: int) -> dict[int, LayerAttention]:
         """Return what each layer asks of attention, and compare the model with itself."""
         places = [torch.arange(n, device=self.split.device) for n in LENGTHS]
-        requests, seen = [1 + each for each in places], Seen(longest)
+        requests, seen = [1 + each for each in places], attention.Seen(longest)
 
         options = {name: value for name, value in self.options.items() if name != KEEP}
 
@@ -91,7 +86,7 @@ class RowModel:
 
         with torch.no_grad():
             own = list(map(alone, requests))
-            with attending(seen):
+            with attention.attending(seen):
                 first = alone(requests[0])
             if not seen.layers:
                 raise UsageError(
@@ -101,7 +96,7 @@ class RowModel:
             if not _near(first, own[0]):
                 raise UsageError(f"attention as vLLM computes it changes the logits of {name}")
             try:
-                both = WithinRequests(seen.layers, LENGTHS)
+                both = attention.WithinRequests(seen.layers, LENGTHS)
                 row = self.hidden(both, torch.cat(requests), torch.cat(places))
                 found = self.logits(row).split(LENGTHS)
             except Exception as error:  # whatever its code raises that was not made for it

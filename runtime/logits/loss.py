@@ -6,7 +6,7 @@ It takes two all-reduces: of one number per token (the largest logit), then of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,8 +53,8 @@ def vocab_parallel_cross_entropy(
     counts = labels != ignore_index
     _check_labels(labels, counts, classes)
     tokens = (logits.reshape(labels.numel(), logits.shape[-1]), labels.reshape(-1))
-    rest = (tuple(ranges), groups, ignore_index, label_smoothing, classes)
-    losses = _TokenLoss.apply(*tokens, weight, *rest).view(labels.shape)
+    options = _Options(tuple(ranges), groups, ignore_index, label_smoothing, classes)
+    losses = _TokenLoss.apply(*tokens, weight, options).view(labels.shape)
     if reduction == "none":
         return losses.to(logits.dtype)
     total = losses.sum()
@@ -72,21 +72,24 @@ def _check_labels(labels: Tensor, counts: Tensor, classes: int) -> None:
             raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
 
 
+class _Options(NamedTuple):
+    """Arguments of `vocab_parallel_cross_entropy` that are no tensors."""
+
+    ranges: tuple[Range, ...]
+    groups: list[Group]
+    ignore_index: int
+    smoothing: float
+    classes: int
+
+
 class _TokenLoss(torch.autograd.Function):
     """The loss of each token, [tokens]; at least float32, in which `cross_entropy` accumulates."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        ranges: tuple[Range, ...],
-        groups: list[Group],
-        ignore_index: int,
-        smoothing: float,
-        classes: int,
+        ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor | None, options: _Options
     ) -> Tensor:
+        ranges, groups, ignore_index, smoothing, classes = options
         x = _wide(logits)
         counts = labels != ignore_index
         column, held = _columns(labels, ranges)
@@ -102,7 +105,7 @@ class _TokenLoss(torch.autograd.Function):
             sums.append(x.sum(-1) if own is None else (x * own).sum(-1))
         sums = list(_over(torch.stack(sums), groups, "sum").unbind(0))
         log_sum = sums[0].log()
-        factor, spread = _factors(labels, counts, weight, smoothing, classes, x.dtype)
+        factor, spread = _factors(labels, counts, weight, options, x.dtype)
         losses = factor * (log_sum - sums[1])
         if smoothing:
             total = classes if weight is None else weight.sum().to(x.dtype)
@@ -110,18 +113,18 @@ class _TokenLoss(torch.autograd.Function):
         valid = (labels >= 0) & (labels < classes)
         losses = losses.masked_fill(~valid, float("nan")).masked_fill(~counts, 0)
         ctx.save_for_backward(logits, labels, weight, top + log_sum)
-        ctx.rest = ranges, ignore_index, smoothing, classes
+        ctx.options = options
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         logits, labels, weight, log_sum = ctx.saved_tensors
-        ranges, ignore_index, smoothing, classes = ctx.rest
+        ranges, _, ignore_index, smoothing, classes = ctx.options
         counts = labels != ignore_index
         column, held = _columns(labels, ranges)
         softmax = (_wide(logits) - log_sum.unsqueeze(-1)).exp()
-        factor, spread = _factors(labels, counts, weight, smoothing, classes, softmax.dtype)
+        factor, spread = _factors(labels, counts, weight, ctx.options, softmax.dtype)
         # If no token counts, the gradient of the mean arrives as inf or NaN; it must be 0.
         grad = grad.masked_fill(~counts, 0)
         of = factor
@@ -134,7 +137,7 @@ class _TokenLoss(torch.autograd.Function):
         if out.shape[-1]:
             hit = (-grad * factor).masked_fill(~held, 0)
             out = out.scatter_add(-1, column.unsqueeze(-1), hit.unsqueeze(-1))
-        return out.to(logits.dtype), None, None, None, None, None, None, None
+        return out.to(logits.dtype), None, None, None
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -159,16 +162,11 @@ def _columns(labels: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, Tensor]:
 
 
 def _factors(
-    labels: Tensor,
-    counts: Tensor,
-    weight: Tensor | None,
-    smoothing: float,
-    classes: int,
-    dtype: torch.dtype,
+    labels: Tensor, counts: Tensor, weight: Tensor | None, options: _Options, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Per token, the factors of the negative log-likelihood of the target and of each class."""
-    ones = torch.ones_like(labels, dtype=dtype)
-    of = ones
+    smoothing, classes = options.smoothing, options.classes
+    of = ones = torch.ones_like(labels, dtype=dtype)
     if weight is not None:
         of = weight[labels.masked_fill(~counts, 0).clamp(0, classes - 1)].to(dtype)
     return of * (1 - smoothing), ones * (smoothing / classes)

@@ -36,19 +36,6 @@ class LossSeal:
         self.closed = False
 
 
-class LossScope:
-    """Shared by a root and its heads.
-
-    Attributes:
-        seal: Set while a forward with labels runs.
-        traceable: Whether torch.compile can trace the root's loss code with split logits.
-    """
-
-    def __init__(self, traceable: bool = True) -> None:
-        self.seal: LossSeal | None = None
-        self.traceable = traceable
-
-
 @dataclass(eq=False)
 class SplitHead:
     """How the output of a head is sharded.
@@ -66,8 +53,10 @@ class SplitHead:
     whole: ByDims
 
     @classmethod
-    def of(cls, reshard: Reshard, mesh: Mesh) -> SplitHead | None:
+    def of(cls, reshard: Reshard | ByDims, mesh: Mesh) -> SplitHead | None:
         """The head, if `reshard` gathers logits that are sharded by class only; None otherwise."""
+        if isinstance(reshard, ByDims):
+            return None
         source, target = reshard.source, reshard.target
         *before, last = source.dims
         meshes = sorted(Placement((last,)).meshes)
@@ -83,10 +72,6 @@ class SplitHead:
             tuple(mesh[m] for m in meshes),
             last_dim(str(last), str(size), mesh),
         )
-
-    def using(self, seal: LossSeal) -> Callable[[Tensor], Any]:
-        """A function that makes `SplitLogits` of the head's local output."""
-        return lambda local: SplitLogits(local, self, seal)
 
 
 class SplitLogits(StandsForTensor):
@@ -202,15 +187,7 @@ class SplitLogits(StandsForTensor):
         return f"SplitLogits({sizes}, local {list(self._local.shape)}, {state})"
 
 
-_LIKE_LOCAL = {
-    "dtype",
-    "device",
-    "is_cuda",
-    "requires_grad",
-    "layout",
-    "is_floating_point",
-    "is_meta",
-}
+_LIKE_LOCAL = set("dtype device is_cuda requires_grad layout is_floating_point is_meta".split())
 
 # Pointwise functions, by their name in both torch and Tensor. In-place ones are left out: they
 # would have to write to the local logits and to full ones gathered from them.
@@ -231,12 +208,11 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 # Python looks up operators on the class.
-for (
-    _name
-) in """__abs__ __add__ __eq__ __ge__ __gt__ __iter__ __le__ __lt__ __matmul__ __mul__ __ne__
+OPERATORS = """__abs__ __add__ __eq__ __ge__ __gt__ __iter__ __le__ __lt__ __matmul__ __mul__ __ne__
     __neg__ __pow__ __radd__ __rmatmul__ __rmul__ __rpow__ __rsub__ __rtruediv__ __sub__
     __truediv__ __bool__ __float__ __int__ __array__ __contains__ __floordiv__ __mod__
-    __reduce_ex__""".split():
+    __reduce_ex__"""
+for _name in OPERATORS.split():
     setattr(SplitLogits, _name, _operator(_name))
 SplitLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
 
@@ -282,49 +258,33 @@ def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spli
     return like._with(out)
 
 
-def _cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
+OF_CROSS_ENTROPY = (
+    *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction"),
+    "label_smoothing",
+)
+"""The arguments of `F.cross_entropy`, in their order."""
+
+
+def _cross_entropy(*args: Any, **kwargs: Any) -> Tensor:
     """`F.cross_entropy`; sharded if classes are the last dim and targets are indices."""
+    given = dict(zip(OF_CROSS_ENTROPY, args, strict=False), **kwargs)
+    logits, target = given["input"], given["target"]
     splits = (
-        isinstance(input, SplitLogits)
-        and input._gathered is None
-        and input.dim() in (1, 2)
+        isinstance(logits, SplitLogits)
+        and logits._gathered is None
+        and logits.dim() in (1, 2)
         and isinstance(target, Tensor)
         and not target.is_floating_point()
-        and target.shape == input.shape[:-1]
-        and size_average is None
-        and reduce is None
+        and target.shape == logits.shape[:-1]
+        and given.get("size_average") is None
+        and given.get("reduce") is None
     )
     if not splits:
-        return F.cross_entropy(
-            _whole(input),
-            _whole(target),
-            weight,
-            size_average,
-            ignore_index,
-            reduce,
-            reduction,
-            label_smoothing,
-        )
-    head = input._head
+        return F.cross_entropy(**{name: _whole(value) for name, value in given.items()})
+    head, old = logits._head, ("input", "target", "size_average", "reduce")
+    options = {name: value for name, value in given.items() if name not in old}
     return vocab_parallel_cross_entropy(
-        input._local,
-        target,
-        head.ranges,
-        head.groups,
-        classes=head.size,
-        weight=weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
+        logits._local, target, head.ranges, head.groups, classes=head.size, **options
     )
 
 

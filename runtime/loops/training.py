@@ -13,10 +13,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.loops.accelerating import SplitAccelerator
-from shardwright.runtime.state.whole_optimizer import (
-    full_optimizer_state,
-    load_full_optimizer_state,
-)
+from shardwright.runtime.state import whole_optimizer
 
 
 class SplitTrainer(Trainer):
@@ -64,7 +61,7 @@ class SplitTrainer(Trainer):
         return nullcontext()  # each backward pass averages gradients, so no copy may skip it
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = full_optimizer_state(self._own_optimizer())
+        state = whole_optimizer.full_optimizer_state(self._own_optimizer())
         with self._in_its_place(state):
             super()._save_optimizer_and_scheduler(output_dir)
 
@@ -96,4 +93,4 @@ class _FullStateOptimizer:
         return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_full_optimizer_state(self.optimizer, state)
+        whole_optimizer.load_full_optimizer_state(self.optimizer, state)

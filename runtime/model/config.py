@@ -8,10 +8,10 @@ terminal, unless the caller trusts it. Nested configs are then trusted as well.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import package_config
 from shardwright.runtime.model.pipelines import component
+from shardwright.runtime.scopes import Patch
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Keys that may name code on the Hub, as `owner/kernel`."""
@@ -128,11 +129,6 @@ def _fields(value: Any) -> dict[Any, Any]:
 _trust: ContextVar[bool | None] = ContextVar("_trust", default=None)
 """Whether nested configs may run code while a model is built; None at other times."""
 
-_inside: list[None] = []
-"""One entry for each entered `trusting`, in any thread."""
-
-_LOCK = threading.Lock()
-
 
 @contextmanager
 def trusting(trust_remote_code: bool) -> Iterator[None]:
@@ -142,6 +138,14 @@ def trusting(trust_remote_code: bool) -> Iterator[None]:
     `trust_remote_code`, and transformers then prompts on the terminal. The function with which its
     auto classes prompt is therefore replaced while a model is built.
     """
+    models, configs = _prompts()
+    with models.active(_trust, trust_remote_code), configs.active():
+        yield
+
+
+@cache
+def _prompts() -> tuple[Patch, Patch]:
+    """The patches of the functions with which auto classes of transformers prompt."""
     from transformers import dynamic_module_utils as dynamic
     from transformers.models.auto import auto_factory, configuration_auto
 
@@ -149,22 +153,8 @@ def trusting(trust_remote_code: bool) -> Iterator[None]:
         known = _trust.get() if trust is None else trust
         return dynamic.resolve_trust_remote_code(known, *args, **kwargs)
 
-    def use(function: Any) -> None:
-        auto_factory.resolve_trust_remote_code = function
-        configuration_auto.resolve_trust_remote_code = function
-
-    token = _trust.set(trust_remote_code)
-    with _LOCK:
-        _inside.append(None)
-        use(resolve)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _inside.pop()
-            if not _inside:
-                use(dynamic.resolve_trust_remote_code)
-        _trust.reset(token)
+    functions = {"resolve_trust_remote_code": resolve}
+    return Patch(auto_factory, functions), Patch(configuration_auto, functions)
 
 
 def _check_file(name: str | Path) -> None:
@@ -186,10 +176,10 @@ def _check_file(name: str | Path) -> None:
         found = read_json(path / "config.json")
     except OSError as error:
         raise ModelError(f"cannot read {name}/config.json: {error.strerror}") from None
+    except json.JSONDecodeError:
+        found = None
     except ValueError as error:
-        found, text = None, str(error)
-        if not isinstance(error, json.JSONDecodeError):
-            raise ModelError(f"{name}/config.json is damaged: {text}") from None
+        raise ModelError(f"{name}/config.json is damaged: {error}") from None
     if not isinstance(found, dict):
         raise ModelError(f"{name}/config.json is damaged: it does not hold a JSON object")
 

@@ -13,18 +13,10 @@ from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.model.packages import is_of_diffusers, own_fields
 
-VOLATILE = {
-    "_name_or_path",
-    "architectures",
-    "distributed_config",
-    "dtype",
-    "quantization_config",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "output_attentions",
-    "output_hidden_states",
-}
+VOLATILE = frozenset(
+    "_name_or_path architectures distributed_config dtype quantization_config torch_dtype "
+    "transformers_version use_cache output_attentions output_hidden_states".split()
+)
 """Config keys that do not affect the shape of the computation."""
 
 

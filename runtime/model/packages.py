@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class PackageConfig:
         package: The package that builds the model.
         title: The class, or the name in the registry.
         fields: What config.json holds.
-        make: Builds the model with the package.
+        make: Builds the model with the package. It can be pickled, and so sent to ranks.
         name_or_path: Where the config is from.
         dtype: That of most of the weights beside it, as configs of transformers say it; else None.
     """
@@ -193,8 +194,12 @@ def _of_diffusers(directory: Path, fields: dict[str, Any]) -> PackageConfig:
             f"{directory} is quantized, and quantized weights are read of models of transformers "
             "only: use the checkpoint that it was made from"
         )
-    made = _Maker(found, fields)
-    return PackageConfig("diffusers", name, fields, made, str(directory), _stored(directory))
+    make = partial(_from_config, found, fields)
+    return PackageConfig("diffusers", name, fields, make, str(directory), _stored(directory))
+
+
+def _from_config(cls: Any, fields: Mapping[str, Any]) -> nn.Module:
+    return cls.from_config({**fields})  # a copy: what builds the model may change it
 
 
 def _of_timm_directory(directory: Path, fields: dict[str, Any]) -> PackageConfig:
@@ -210,8 +215,8 @@ def _of_timm_directory(directory: Path, fields: dict[str, Any]) -> PackageConfig
             f"{directory} names the model {title!s:.80} of timm, which timm {timm.__version__} "
             "does not have: install the version that saved it"
         )
-    made = _TimmMaker(f"local-dir:{directory.resolve()}")
-    return PackageConfig("timm", title, fields, made, str(directory), _stored(directory))
+    make = partial(timm.create_model, f"local-dir:{directory.resolve()}", pretrained=False)
+    return PackageConfig("timm", title, fields, make, str(directory), _stored(directory))
 
 
 def _of_timm(name: str) -> PackageConfig | None:
@@ -223,29 +228,8 @@ def _of_timm(name: str) -> PackageConfig | None:
     timm, title = _imported("timm", name), name.removeprefix(OWNER)
     if not timm.is_model(title):
         return None
-    return PackageConfig("timm", title, {ARCHITECTURE: title}, _TimmMaker(title), name)
-
-
-class _Maker:
-    """Builds a model of diffusers from its config. An object, so that it can be sent to ranks."""
-
-    def __init__(self, cls: Any, fields: Mapping[str, Any]) -> None:
-        self.cls, self.fields = cls, fields
-
-    def __call__(self) -> nn.Module:
-        return self.cls.from_config(dict(self.fields))
-
-
-@dataclass(frozen=True)
-class _TimmMaker:
-    """Builds a model of timm without weights."""
-
-    name: str
-
-    def __call__(self) -> nn.Module:
-        import timm  # pyright: ignore[reportMissingImports]
-
-        return timm.create_model(self.name, pretrained=False)
+    make = partial(timm.create_model, title, pretrained=False)
+    return PackageConfig("timm", title, {ARCHITECTURE: title}, make, name)
 
 
 def config_of(model: nn.Module) -> PackageConfig | None:

@@ -32,7 +32,8 @@ def component(name: str | Path, hub: Hub = USUAL) -> str | Path:
     known = components(path)
     wanted = (subfolder,) if subfolder else DENOISERS
     for one in wanted:
-        if one not in (".", "..") and Path(one).name == one and _holds_config(path / one):
+        plain = one not in (".", "..") and Path(one).name == one
+        if plain and is_directory(path / one) and (path / one / "config.json").is_file():
             return path / one
     has = f"has {', '.join(known)}" if known else "has no models"
     if subfolder:
@@ -49,10 +50,6 @@ def is_directory(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):  # the name is too long, or contains a NUL
         return False
-
-
-def _holds_config(path: Path) -> bool:
-    return is_directory(path) and (path / "config.json").is_file()
 
 
 def components(pipeline: Path) -> list[str]:

@@ -31,17 +31,8 @@ def attend(
     """As `nn.MultiheadAttention.forward`, with the same shapes and options."""
     plain = self._qkv_same_embed_dim and self.bias_k is None and self.bias_v is None
     if need_weights or not plain or self.add_zero_attn or query.is_nested:
-        return nn.MultiheadAttention.forward(
-            self,
-            query,
-            key,
-            value,
-            key_padding_mask=key_padding_mask,
-            need_weights=need_weights,
-            attn_mask=attn_mask,
-            average_attn_weights=average_attn_weights,
-            is_causal=is_causal,
-        )
+        rest = key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+        return nn.MultiheadAttention.forward(self, query, key, value, *rest)
     mask, is_causal = _mask(query, key_padding_mask, attn_mask, is_causal)
     alone, last = query.dim() == 2, not self.batch_first
     weights = self.in_proj_weight.chunk(3)

@@ -11,8 +11,7 @@ for styles of other packages.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -25,7 +24,7 @@ from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
 from shardwright.runtime.boundary.hooks import wrap_hooks
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, SlotChange, boundary_of
 from shardwright.runtime.boundary.module_class import LocalModule, put_class
-from shardwright.runtime.code.attributes import SIZES, set_local, set_sizes
+from shardwright.runtime.code.attributes import set_local, size_attributes
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.logits.split_logits import SplitHead
 from shardwright.runtime.modules.given_sizes import GivenSizes
@@ -102,29 +101,14 @@ def apply_module(
             "apply the plan first"
         )
     original, lengths = type(module), lengths or Lengths()
-    boundary.group = mesh.groups.get(TP)
     own: Any = original.forward
+    cls, bases = _classes(original, spec.layer, path)
+    boundary.group = mesh.groups.get(TP)
     boundary.assigned = tuple(n for n, p in spec.parameters.items() if p.assigned)
     boundary.linear = own is nn.Linear.forward and not (spec.sizes or boundary.assigned)
-    cls, bases = _classes(original, spec.layer, path)
-    names, varargs = positions(original.forward)
-    reshards = partial(_reshards, mesh=mesh, path=path, lengths=lengths)
-    for slot, reshard in reshards(spec.inputs).items():
-        root, *keys = keys_of(slot)
-        index = index_of(root, names, varargs)
-        outer = next(change.before for change in spec.inputs if change.slot == slot)
-        boundary.inputs.append(
-            SlotChange(slot, root, tuple(keys), reshard, index, outer_slot=outer)
-        )
-    boundary.inputs_from_outer = [
-        change for change in boundary.inputs if change.outer_slot is not None
-    ]
-    for slot, reshard in reshards(spec.outputs).items():
-        head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
-        boundary.outputs.append(SlotChange(slot, slot, keys_of(slot), reshard, head=head))
-    for slot, reshard in reshards(spec.keeps).items():
-        boundary.attributes.append(SlotChange(slot, slot, (), reshard))
-    _place(module, spec, boundary, tensors or LocalTensors())
+    reshards = _Reshards(mesh, path, lengths)
+    _add_slot_changes(boundary, spec, reshards, defer)
+    _place(module, spec, boundary, tensors or LocalTensors(), reshards)
     for attribute, dim in spec.attributes.items():
         name = attribute.partition(".")[0]
         if name in vars(module):
@@ -136,12 +120,32 @@ def apply_module(
     if spec.dispatch is not None:
         boundary.dispatcher = Dispatcher(spec, mesh, own, path)
     if spec.attention:
-        boundary.attention = _attention_rows(spec.attention, mesh, path, lengths)
+        boundary.attention = reshards.attention_rows(spec.attention)
     boundary.settle()
     put_class(module, boundary, *bases, named=original if cls is LocalModule else cls)
     wrap_hooks(module)
     if (set_up := getattr(cls, "set_up", None)) is not None:
         set_up(module)
+
+
+def _add_slot_changes(
+    boundary: ModuleBoundary, spec: ModulePlan, reshards: _Reshards, defer: bool
+) -> None:
+    """Give a boundary the redistributions of inputs, outputs and attributes."""
+    names, varargs = positions(boundary.unsplit_class.forward)
+    before = {change.slot: change.before for change in spec.inputs}
+    for slot, reshard in reshards.by_slot(spec.inputs).items():
+        root, *keys = keys_of(slot)
+        change = SlotChange(slot, root, tuple(keys), reshard, index_of(root, names, varargs))
+        boundary.inputs.append(change)
+        if before[slot] is not None:
+            change.outer_slot = before[slot]
+            boundary.inputs_from_outer.append(change)
+    for slot, reshard in reshards.by_slot(spec.outputs).items():
+        head = SplitHead.of(reshard, boundary.mesh) if defer else None
+        boundary.outputs.append(SlotChange(slot, slot, keys_of(slot), reshard, head=head))
+    for slot, reshard in reshards.by_slot(spec.keeps).items():
+        boundary.attributes.append(SlotChange(slot, slot, (), reshard))
 
 
 def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, ...]]:
@@ -181,53 +185,56 @@ def calls_super(cls: type) -> bool:
     return code is not None and ("super" in code.co_names or "__class__" in code.co_freevars)
 
 
-def _reshards(
-    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
-) -> dict[str, Reshard | ByDims]:
-    """The redistribution of each slot."""
-    by_slot = grouped((change.slot, change) for change in changes)
-    return {slot: _of_slot(found, mesh, path, lengths) for slot, found in by_slot.items()}
+class _Reshards(NamedTuple):
+    """Makes the redistributions of one module."""
 
+    mesh: Mesh
+    path: str
+    lengths: Lengths
 
-def _of_slot(
-    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
-) -> Reshard | ByDims:
-    """The redistribution of a slot; several are for different numbers of dims."""
-    made = [_reshard(c, mesh, path, lengths) for c in changes]
-    if len(made) == 1:
-        return made[0]
-    if any(c.before is not None for c in changes):
-        raise PlanError(
-            f"the plan has several redistributions of '{changes[0].slot}' of '{path}', and one has "
-            "`before`: only a single one may, plan again"
-        )
-    by_dims = {len(reshard.source.dims): reshard for reshard in made}
-    if len(by_dims) < len(made):
-        raise PlanError(f"the plan has two ways for tensor '{changes[0].slot}' of '{path}'")
-    return ByDims(by_dims)
+    def one(self, change: Redistribution) -> Reshard:
+        """The redistribution that an entry of the plan describes."""
+        length = Length(self.lengths, change.length) if change.length is not None else None
+        try:
+            return Reshard(parse(change.source), parse(change.target), self.mesh, length)
+        except PlanError as error:
+            raise PlanError(f"tensor '{change.slot}' of '{self.path}': {error}") from None
 
+    def by_slot(self, changes: list[Redistribution]) -> dict[str, Reshard | ByDims]:
+        """The redistribution of each slot."""
+        by_slot = grouped((change.slot, change) for change in changes)
+        return {slot: self._of_slot(slot, found) for slot, found in by_slot.items()}
 
-def _attention_rows(
-    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
-) -> AttentionRows:
-    """The mode for a module's attention, from the redistributions of its arguments."""
-    rows = None
-    for query in (change for change in changes if change.slot == "query"):
-        if CP in parse(query.target).meshes and query.length is not None:
-            rows = mesh[CP], Length(lengths, query.length)
-    return AttentionRows(_reshards(changes, mesh, path, lengths), rows, path)
+    def _of_slot(self, slot: str, changes: list[Redistribution]) -> Reshard | ByDims:
+        """The redistribution of a slot; several are for different numbers of dims."""
+        made = [*map(self.one, changes)]
+        if len(made) == 1:
+            return made[0]
+        if any(c.before is not None for c in changes):
+            raise PlanError(
+                f"the plan has several redistributions of '{slot}' of '{self.path}', and one has "
+                "`before`: only a single one may, plan again"
+            )
+        by_dims = {len(reshard.source.dims): reshard for reshard in made}
+        if len(by_dims) < len(made):
+            raise PlanError(f"the plan has two ways for tensor '{slot}' of '{self.path}'")
+        return ByDims(by_dims)
 
-
-def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:
-    length = Length(lengths, change.length) if change.length is not None else None
-    try:
-        return Reshard(parse(change.source), parse(change.target), mesh, length)
-    except PlanError as error:
-        raise PlanError(f"tensor '{change.slot}' of '{path}': {error}") from None
+    def attention_rows(self, changes: list[Redistribution]) -> AttentionRows:
+        """The mode for a module's attention, from the redistributions of its arguments."""
+        rows = None
+        for query in (change for change in changes if change.slot == "query"):
+            if CP in parse(query.target).meshes and query.length is not None:
+                rows = self.mesh[CP], Length(self.lengths, query.length)
+        return AttentionRows(self.by_slot(changes), rows, self.path)
 
 
 def _place(
-    module: nn.Module, spec: ModulePlan, boundary: ModuleBoundary, tensors: LocalTensors
+    module: nn.Module,
+    spec: ModulePlan,
+    boundary: ModuleBoundary,
+    tensors: LocalTensors,
+    reshards: _Reshards,
 ) -> None:
     """Replace full parameters and buffers by local ones."""
     for name, entry in spec.parameters.items():
@@ -242,8 +249,9 @@ def _place(
         boundary.placements[name] = used = placement
         if entry.use is not None and (used := parse(entry.use)) != placement:
             change = Redistribution(slot=name, source=entry.placement, target=entry.use)
-            boundary.uses[name] = _reshard(change, boundary.mesh, boundary.path, Lengths())
+            boundary.uses[name] = reshards.one(change)
         if name == "weight":
-            sizes = (n for kind, names in SIZES if isinstance(module, kind) for n in names)
-            boundary.full_values |= {name: vars(module)[name] for name in sizes}
-            set_sizes(module, used.local_shape(boundary.mesh.coords))
+            local = used.local_shape(boundary.mesh.coords)
+            for attribute, size in zip(size_attributes(module), local, strict=False):
+                boundary.full_values[attribute] = vars(module)[attribute]
+                setattr(module, attribute, size)

@@ -71,7 +71,7 @@ def _local_part(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         sizes = [n or 0 for n in placement.local_shape(mesh.coords)]
         new = torch.empty(sizes, dtype=old.dtype, device="meta")
     else:
-        new = take_local(old, placement, mesh)
+        new = take_local(old, placement, mesh.coords)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     vars(new).update(vars(old))  # marks that optimizers read, such as _no_weight_decay

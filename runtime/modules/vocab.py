@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import local_ranges
-from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 
 
@@ -26,46 +25,41 @@ class VocabLookup(nn.Embedding):
         Raises:
             PlanError: the plan does not place the weight, or an option forbids sharding rows.
         """
-        state = self._shardwright
-        placement: Placement | None = state.placements.get("weight")
+        boundary = self._shardwright
+        path, placement = boundary.path, boundary.placements.get("weight")
         if placement is None:
-            raise PlanError(f"'{state.path}' is to be split by rows, but its weight is not placed")
+            raise PlanError(f"'{path}' is to be split by rows, but its weight is not placed")
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(self, option):
-                raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
-        state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
-        ends = [0, *(end for row in state.rows for end in row), placement.shape[0] or 0]
-        state.other_rows = tuple(
+                raise PlanError(f"'{path}' has {option} set: its rows cannot be split")
+        boundary.rows = tuple(local_ranges(placement.dims[0], boundary.mesh.coords))
+        ends = [0, *(end for row in boundary.rows for end in row), placement.shape[0] or 0]
+        boundary.other_rows = tuple(
             (a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b
         )
-        state.padding = self._padding_row()
+        held = 0
+        for start, stop in boundary.rows:
+            if self.padding_idx is not None and start <= self.padding_idx < stop:
+                boundary.padding = self.padding_idx - start + held
+            held += stop - start
 
     def forward(self, input: Tensor) -> Tensor:
         """Full ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
-        state = self._shardwright
-        if not state.rows:
+        boundary = self._shardwright
+        if not boundary.rows:
             return self.weight.new_zeros((*input.shape, self.weight.shape[1]))
         # Ids outside the vocabulary are in the rows of no rank: they raise the usual error.
         local, held = input, 0
-        for start, stop in state.rows:
+        for start, stop in boundary.rows:
             if start > held:
                 moved = input - (start - held)
                 local = torch.where(input >= start, moved, local) if held else moved
             held += stop - start
         foreign = None
-        for start, stop in state.other_rows:
+        for start, stop in boundary.other_rows:
             inside = (input >= start) & (input < stop)
             foreign = inside if foreign is None else foreign | inside
         if foreign is None:
-            return F.embedding(local, self.weight, state.padding)
-        out = F.embedding(local.masked_fill(foreign, 0), self.weight, state.padding)
+            return F.embedding(local, self.weight, boundary.padding)
+        out = F.embedding(local.masked_fill(foreign, 0), self.weight, boundary.padding)
         return out.masked_fill(foreign.unsqueeze(-1), 0)
-
-    def _padding_row(self) -> int | None:
-        """The local row of `padding_idx`, which gets no gradient; None if it is on another rank."""
-        held = 0
-        for start, stop in self._shardwright.rows:
-            if self.padding_idx is not None and start <= self.padding_idx < stop:
-                return self.padding_idx - start + held
-            held += stop - start
-        return None

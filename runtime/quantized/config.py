@@ -54,8 +54,10 @@ class Quantization:
 
         A target that is the name comes before a pattern, and that before a class.
         """
-        if any(_matches(target, name, kind) or _is_part(target, name) for target in self.left_out):
-            return None
+        for target in self.left_out:
+            named = target in (name, kind) or _is_pattern_of(target, name)
+            if named or _is_part(target, name):
+                return None
         found = (s for s in self.schemes if name in s.targets)
         by_pattern = (s for s in self.schemes if any(_is_pattern_of(t, name) for t in s.targets))
         of_class = (s for s in self.schemes if kind in s.targets)
@@ -71,7 +73,8 @@ def read_quantization(config: Any) -> Quantization | None:
     fields = _fields(config)
     if fields is None:
         return None
-    method = str(fields.get("quant_method", "") or _implied(fields))
+    bits = fields.get("load_in_4bit") or fields.get("load_in_8bit")
+    method = str(fields.get("quant_method", "") or ("bitsandbytes" if bits else ""))
     known = formats(method)
     if not known:
         names = ", ".join(sorted({form.method for form in FORMATS}))
@@ -118,10 +121,6 @@ def _fields(config: Any) -> Fields | None:
         if found and isinstance(found, Mapping):
             return {k: v.value if isinstance(v, Enum) else v for k, v in found.items()}
     return None
-
-
-def _implied(fields: Fields) -> str:
-    return "bitsandbytes" if fields.get("load_in_4bit") or fields.get("load_in_8bit") else ""
 
 
 PATTERN = "re:"
@@ -307,10 +306,6 @@ READERS: Mapping[str, Callable[[Fields, list[Format]], list[Scheme]]] = {
     "torchao": _by_types,
 }
 """`quant_method` -> how its config is read."""
-
-
-def _matches(target: str, name: str, kind: str) -> bool:
-    return target in (name, kind) or _is_pattern_of(target, name)
 
 
 def _is_pattern_of(target: str, name: str) -> bool:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import metadata
 from typing import Any
 
@@ -153,213 +153,143 @@ class Format:
         return tuple(Part.read(line) for line in self.text.strip().splitlines())
 
 
-SCALED = """
-    codes:8     {}                   out in
-    scale:32e   {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
-"""
 ACTIVATIONS = (
     "input_scale input_zero_point input_global_scale activation_scale output_scale k_scale v_scale "
     "../q_scale ../k_scale ../v_scale ../q_zero_point ../k_zero_point ../v_zero_point"
 )
+"""Tensors that hold nothing of a weight."""
+
+SCALED = """
+    codes:8     {}                   out in
+    scale:32e   {}_scale_inv|{}_scale|scale|qscale_{}  out/rows in/cols
+"""
+FP4_BLOCKS = """
+    codes:8     {}                   out in:4
+    scale:32e   {}_scale_inv|scale   out/1 in/32
+"""
+FP8_ROWS = """
+    codes:8     {}                   out in
+    scale:32s   {}_scale             out/1 in/cols
+"""
+MXFP4 = """
+    codes:8     {}_blocks            out in:4+
+    scale:8e    {}_scales            out in/32
+"""
+COMPRESSED = """
+    codes:8     {}                   out in
+    scale:32e   {}_scale             out/rows in/cols
+    zero:8n?    {}_zero_point        out/rows in/cols
+"""
+CT_PACKED = """
+    codes:32    {}_packed            out in:bits
+    scale:16f   {}_scale             out/rows in>groups
+    zero:32i?   {}_zero_point        out:bits in>groups
+    groups:32i? {}_g_idx             in
+    state       {}_shape             *
+"""
+CT_ONE_SCALE = """
+    codes:32    {}_packed            out in:bits
+    scale:16f   {}_scale             out/rows in/cols
+    zero:8n     {}_zero_point        out/rows in/cols
+    state       {}_shape             *
+"""
+NVFP4 = """
+    codes:8     {}_packed            out in:4
+    scale:8s    {}_scale             out in/16
+    whole:32f   {}_global_scale      *1
+"""
+MXFP4_PACKED = """
+    codes:8     {}_packed            out in:4
+    scale:8e    {}_scale             out in/32
+"""
+MXFP6_PACKED = """
+    codes:8     {}_packed            out in:6
+    scale:8e    {}_scale             out in/32
+"""
+MODELOPT_NVFP4 = """
+    codes:8     {}                   out in:4
+    scale:8s    {}_scale             out in/16
+    factor:32f  {}_scale_2           *1
+"""
+GPTQ = """
+    codes:32    q{}                  in:bits out
+    zero:32i    qzeros               in>groups out:bits-less
+    scale:16f   scales               in>groups out
+    groups:32i? g_idx                in
+"""
+AWQ = """
+    codes:32    q{}                  in out:bits@awq
+    zero:32i?   qzeros               in>groups out:bits@awq
+    scale:16f   scales               in>groups out
+"""
+BNB_4BIT = """
+    codes:8     {}                   flat:4@high
+    absmax:32f  {}.absmax            flat/block
+    levels:32f  {}.quant_map         *16
+    state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
+"""
+NESTED = """
+    codes:8     {}                   flat:4@high
+    absmax:8i   {}.absmax            flat/block
+    levels:32f  {}.quant_map         *16
+    outer:32f   {}.nested_absmax     flat/outer
+    ladder:32f  {}.nested_quant_map  *256
+    state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
+"""
+BNB_INT8 = """
+    codes:8     {}                   out in
+    scale:32f   SCB                  out
+"""
+TORCHAO = """
+    codes:8     _{}_qdata            out in
+    scale:32s   _{}_scale            out/rows in/cols
+    zero:8n?    _{}_zero_point       out/rows in/cols
+    inputs:32f? _{}_act_pre_scale    in/inputs
+"""
+
+TORCHAO_UNUSED = "_{}_act_quant_scale _{}_act_quant_zero_point"
+
+CT, BNB = "compressed-tensors", "bitsandbytes"
+_shaped = partial(Format, unused=ACTIVATIONS, state=values.shape_of)
 
 FORMATS: tuple[Format, ...] = (
     Format("FP8", "fp8", SCALED, values.scaled_exactly, F8, unused=ACTIVATIONS),
-    Format(
-        "FP4 in blocks",
-        "fp8",
-        """
-            codes:8     {}                   out in:4
-            scale:32e   {}_scale_inv|scale   out/1 in/32
-        """,
-        values.float4,
-        "int8",
-    ),
+    Format("FP4 in blocks", "fp8", FP4_BLOCKS, values.float4, "int8"),
     Format(
         "FP8 by rows",
         "fbgemm_fp8",
-        """
-            codes:8     {}                   out in
-            scale:32s   {}_scale             out/1 in/cols
-        """,
+        FP8_ROWS,
         values.scaled,
         F8,
         unused=ACTIVATIONS,
         parameters={"cols": None},
     ),
-    Format(
-        "MXFP4",
-        "mxfp4",
-        """
-            codes:8     {}_blocks            out in:4+
-            scale:8e    {}_scales            out in/32
-        """,
-        values.float4,
-        "uint8",
-        axes=("in", "out"),
+    Format("MXFP4", "mxfp4", MXFP4, values.float4, "uint8", axes=("in", "out")),
+    Format("compressed-tensors", CT, COMPRESSED, values.scaled, f"{F8} int8", unused=ACTIVATIONS),
+    _shaped("compressed-tensors, packed", CT, CT_PACKED, values.packed, "int32"),
+    _shaped(
+        "compressed-tensors, packed, one scale", CT, CT_ONE_SCALE, values.packed_signed, "int32"
     ),
-    Format(
-        "compressed-tensors",
-        "compressed-tensors",
-        """
-            codes:8     {}                   out in
-            scale:32e   {}_scale             out/rows in/cols
-            zero:8n?    {}_zero_point        out/rows in/cols
-        """,
-        values.scaled,
-        f"{F8} int8",
-        unused=ACTIVATIONS,
-    ),
-    Format(
-        "compressed-tensors, packed",
-        "compressed-tensors",
-        """
-            codes:32    {}_packed            out in:bits
-            scale:16f   {}_scale             out/rows in>groups
-            zero:32i?   {}_zero_point        out:bits in>groups
-            groups:32i? {}_g_idx             in
-            state       {}_shape             *
-        """,
-        values.packed,
-        "int32",
-        unused=ACTIVATIONS,
-        state=values.shape_of,
-    ),
-    Format(
-        "compressed-tensors, packed, one scale",
-        "compressed-tensors",
-        """
-            codes:32    {}_packed            out in:bits
-            scale:16f   {}_scale             out/rows in/cols
-            zero:8n     {}_zero_point        out/rows in/cols
-            state       {}_shape             *
-        """,
-        values.packed_signed,
-        "int32",
-        unused=ACTIVATIONS,
-        state=values.shape_of,
-    ),
-    Format(
-        "NVFP4",
-        "compressed-tensors",
-        """
-            codes:8     {}_packed            out in:4
-            scale:8s    {}_scale             out in/16
-            whole:32f   {}_global_scale      *1
-        """,
-        values.nvfloat4,
-        "uint8",
-        unused=ACTIVATIONS,
-    ),
-    Format(
-        "MXFP4, packed",
-        "compressed-tensors",
-        """
-            codes:8     {}_packed            out in:4
-            scale:8e    {}_scale             out in/32
-        """,
-        values.float4,
-        "uint8",
-        unused=ACTIVATIONS,
-    ),
-    Format(
-        "MXFP6, packed",
-        "compressed-tensors",
-        """
-            codes:8     {}_packed            out in:6
-            scale:8e    {}_scale             out in/32
-        """,
-        values.float6,
-        "uint8",
-        unused=ACTIVATIONS,
-    ),
+    Format("NVFP4", CT, NVFP4, values.nvfloat4, "uint8", unused=ACTIVATIONS),
+    Format("MXFP4, packed", CT, MXFP4_PACKED, values.float4, "uint8", unused=ACTIVATIONS),
+    Format("MXFP6, packed", CT, MXFP6_PACKED, values.float6, "uint8", unused=ACTIVATIONS),
     Format("ModelOpt FP8", "modelopt", SCALED, values.scaled, F8, unused=ACTIVATIONS),
     Format(
-        "ModelOpt NVFP4",
-        "modelopt",
-        """
-            codes:8     {}                   out in:4
-            scale:8s    {}_scale             out in/16
-            factor:32f  {}_scale_2           *1
-        """,
-        values.nvfloat4,
-        "uint8",
-        unused=ACTIVATIONS,
+        "ModelOpt NVFP4", "modelopt", MODELOPT_NVFP4, values.nvfloat4, "uint8", unused=ACTIVATIONS
     ),
-    Format(
-        "GPTQ",
-        "gptq",
-        """
-            codes:32    q{}                  in:bits out
-            zero:32i    qzeros               in>groups out:bits-less
-            scale:16f   scales               in>groups out
-            groups:32i? g_idx                in
-        """,
-        values.packed,
-        "int32",
-    ),
-    Format(
-        "AWQ",
-        "awq",
-        """
-            codes:32    q{}                  in out:bits@awq
-            zero:32i?   qzeros               in>groups out:bits@awq
-            scale:16f   scales               in>groups out
-        """,
-        values.packed,
-        "int32",
-    ),
-    Format(
-        "bitsandbytes 4bit",
-        "bitsandbytes",
-        """
-            codes:8     {}                   flat:4@high
-            absmax:32f  {}.absmax            flat/block
-            levels:32f  {}.quant_map         *16
-            state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
-        """,
-        values.levels,
-        "uint8",
-        state=values.flat_state,
-    ),
+    Format("GPTQ", "gptq", GPTQ, values.packed, "int32"),
+    Format("AWQ", "awq", AWQ, values.packed, "int32"),
+    Format("bitsandbytes 4bit", BNB, BNB_4BIT, values.levels, "uint8", state=values.flat_state),
     Format(
         "bitsandbytes, nested scales, 4bit",
-        "bitsandbytes",
-        """
-            codes:8     {}                   flat:4@high
-            absmax:8i   {}.absmax            flat/block
-            levels:32f  {}.quant_map         *16
-            outer:32f   {}.nested_absmax     flat/outer
-            ladder:32f  {}.nested_quant_map  *256
-            state       {}.quant_state.bitsandbytes__nf4|{}.quant_state.bitsandbytes__fp4  *
-        """,
+        BNB,
+        NESTED,
         values.levels,
         "uint8",
         state=values.nested_state,
     ),
-    Format(
-        "bitsandbytes int8",
-        "bitsandbytes",
-        """
-            codes:8     {}                   out in
-            scale:32f   SCB                  out
-        """,
-        values.int8,
-        "int8",
-        unused="weight_format",
-    ),
-    Format(
-        "torchao",
-        "torchao",
-        """
-            codes:8     _{}_qdata            out in
-            scale:32s   _{}_scale            out/rows in/cols
-            zero:8n?    _{}_zero_point       out/rows in/cols
-            inputs:32f? _{}_act_pre_scale    in/inputs
-        """,
-        values.scaled,
-        f"{F8} int8",
-        unused="_{}_act_quant_scale _{}_act_quant_zero_point",
-    ),
+    Format("bitsandbytes int8", BNB, BNB_INT8, values.int8, "int8", unused="weight_format"),
+    Format("torchao", "torchao", TORCHAO, values.scaled, f"{F8} int8", unused=TORCHAO_UNUSED),
 )
 
 

@@ -12,14 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import UsageError
-from shardwright.runtime.quantized.layout import (
-    Index,
-    Parts,
-    QuantizedWeight,
-    computed,
-    narrowed,
-    selected,
-)
+from shardwright.runtime.quantized import layout
+from shardwright.runtime.quantized.layout import Index, Parts, QuantizedWeight
 
 aten: Any = torch.ops.aten
 
@@ -115,19 +109,21 @@ class Piece:
         if self.weight is None:
             tensor = self.parts[""]
             for d, (i, held) in enumerate(zip(index, own, strict=True)):
-                tensor = selected(tensor, d, held, i)
+                tensor = layout.selected(tensor, d, held, i)
             return tensor
         shape = [len(i) for i in index]
         dim = next((d for d, n in enumerate(shape) if n > 1), 0)
         step = max(AT_ONCE * shape[dim] // max(prod(shape), 1), 1)
         if step >= shape[dim]:
-            parts = self.parts if at is None else narrowed(self.weight, own, self.parts, index)
-            return computed(self.weight, index, parts)
+            parts = (
+                self.parts if at is None else layout.narrowed(self.weight, own, self.parts, index)
+            )
+            return layout.computed(self.weight, index, parts)
         out = torch.empty(shape, dtype=dtype, device=device)
         for piece in torch.arange(shape[dim], device=device).split(step):
             some = (*index[:dim], index[dim][piece], *index[dim + 1 :])
-            parts = narrowed(self.weight, own, self.parts, some)
-            out.index_copy_(dim, piece, computed(self.weight, some, parts).to(dtype))
+            parts = layout.narrowed(self.weight, own, self.parts, some)
+            out.index_copy_(dim, piece, layout.computed(self.weight, some, parts).to(dtype))
         return out
 
     def moved(self, device: torch.device) -> Piece:
@@ -162,11 +158,7 @@ class KeptWeight(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        held: Held,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        dims: Sequence[int] | None = None,
+        cls, held: Held, shape: Sequence[int], dtype: torch.dtype, dims: Sequence[int] | None = None
     ) -> KeptWeight:
         """Make the tensor of `shape` whose dim i is dim `dims[i]` of the one that is computed."""
         order = tuple(dims if dims is not None else range(len(shape)))

@@ -124,11 +124,7 @@ def resolve(
 
 
 def _resolve_part(
-    part: Part,
-    stored: tuple[str, Shape, int],
-    lead: Shape,
-    found: dict[str, Any],
-    others: Stored,
+    part: Part, stored: tuple[str, Shape, int], lead: Shape, found: dict[str, Any], others: Stored
 ) -> StoredPart:
     """Compare one stored tensor with its line in the table; missing parameters go to `found`."""
     key, shape, width = stored
@@ -178,15 +174,11 @@ def _along(dim: Dim, size: int, width: int, found: dict[str, Any], others: Store
     if dim.per is None:
         return Along(dim.axis, length)
     if not dim.per.isdigit() and dim.per not in found:
-        found[dim.per] = _evenly(length, size, dim)
+        if not size or length % size:
+            raise Mismatch(f"{size} scales do not divide {length} ({dim.axis})")
+        found[dim.per] = length // size
     per = _number(dim.per, found) or max(length, 1)
     return Along(dim.axis, -(-length // per), per)
-
-
-def _evenly(length: int, size: int, dim: Dim) -> int:
-    if not size or length % size:
-        raise Mismatch(f"{size} scales do not divide {length} ({dim.axis})")
-    return length // size
 
 
 def _number(text: str, found: Mapping[str, Any]) -> int:
@@ -265,9 +257,11 @@ def wanted(
         read: returns the elements of a stored tensor at the indices of its dims.
     """
     out: dict[str, Tensor] = {}
-    for role in sorted(weight.parts, key=lambda role: _depends(weight, role)):
+    # Parts that lie where others say come behind them.
+    roles = sorted(weight.parts.items(), key=lambda one: any(d.through for d in one[1].dims))
+    for role, part in roles:
         places = _places(weight, role, index, out)
-        out[role] = read(weight.parts[role], tuple(place.read for place in places))
+        out[role] = read(part, tuple(place.read for place in places))
     return out
 
 
@@ -294,10 +288,6 @@ def narrowed(weight: QuantizedWeight, index: Index, parts: Parts, some: Index) -
         return tensor
 
     return wanted(weight, some, read)
-
-
-def _depends(weight: QuantizedWeight, role: str) -> bool:
-    return any(dim.through for dim in weight.parts[role].dims)
 
 
 def _places(weight: QuantizedWeight, role: str, index: Index, parts: Parts) -> list[Place]:

@@ -109,6 +109,11 @@ def gather(what: str, mine: Any, group: dist.ProcessGroup, kind: Any) -> list[An
     return [_read(what, rank, told, kind) for rank, told in zip(ranks, everyone, strict=True)]
 
 
+def first_reason(what: str, mine: str | None, group: dist.ProcessGroup) -> str | None:
+    """Return the first text that a rank of `group` passes; None if all pass None."""
+    return next(filter(None, gather(what, mine, group, str | None)), None)
+
+
 def _read(what: str, rank: int, told: bytes, kind: Any) -> Any:
     """Return the value in a rank's message, if it is a `kind`."""
     try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -105,14 +105,22 @@ def _asked(store: dist.Store, rank: int, deadline: float) -> str:
         DistributedError: rank 0 does not answer.
     """
     mine = uuid4().hex
-    pause = 0.01
-    while not store.check([f"shardwright/answer/{mine}"]):
+    for _ in _pauses():
+        if store.check([f"shardwright/answer/{mine}"]):
+            break
         store.set(f"shardwright/asks/{rank}", mine)  # again, in case a stranger wrote over it
         if time.monotonic() > deadline + ANSWER_SECONDS:  # rank 0 may have started a little later
             raise _absent(rank, [0])
+    return store.get(f"shardwright/answer/{mine}").decode()
+
+
+def _pauses() -> Iterator[None]:
+    """Endless rounds of a loop, with longer and longer pauses between them."""
+    pause = 0.01
+    while True:
+        yield
         time.sleep(pause)
         pause = min(2 * pause, 0.25)
-    return store.get(f"shardwright/answer/{mine}").decode()
 
 
 def _answer(store: dist.Store, name: str, ranks: Iterable[int]) -> None:
@@ -128,8 +136,7 @@ def _meet(roll: Roll, whole: dist.Store, name: str, deadline: float) -> Distribu
 
     The outcome is settled once for all ranks, so that none waits for a rank that gave up.
     """
-    pause = 0.01
-    while True:
+    for _ in _pauses():
         missing = roll.read(range(roll.ranks))
         if roll.rank == 0:
             _answer(whole, name, missing)
@@ -146,9 +153,8 @@ def _meet(roll: Roll, whole: dist.Store, name: str, deadline: float) -> Distribu
             roll.leave(out)
             return _absent(roll.rank, out)
         if not missing:
-            return None
-        time.sleep(pause)
-        pause = min(2 * pause, 0.25)
+            break
+    return None
 
 
 def _absent(rank: int, missing: Sequence[int]) -> DistributedError:

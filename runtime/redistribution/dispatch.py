@@ -84,11 +84,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self,
-        spec: ModulePlan,
-        mesh: Mesh,
-        forward: Callable[..., Any],
-        path: str,
+        self, spec: ModulePlan, mesh: Mesh, forward: Callable[..., Any], path: str
     ) -> None:
         assert (plan := spec.dispatch) is not None
         self.group, self.count, self.path = mesh[EP], plan.count, path

@@ -7,7 +7,6 @@ and dropout drops what the unsharded model would drop.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.dims import Atom, Dim, dim_size, is_split, resolve
+from shardwright.planner.contract.dims import Atom, Dim, dim_size, resolve
 from shardwright.planner.contract.names import DRAWN_INTO, DRAWN_LIKE
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
@@ -26,6 +25,7 @@ from shardwright.planner.contract.plan_file import RandomNumbers
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.lengths import Length, Lengths
 from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.scopes import PerThread
 
 aten = torch.ops.aten
 
@@ -110,7 +110,7 @@ class RandomDraws(TorchDispatchMode):
         if not like.is_contiguous():
             order.sort(key=lambda d: -like.stride(d))
         drawn = draw(torch.empty_permuted(sizes, order, dtype=like.dtype, device=like.device))
-        return take_local(drawn, layout, part.mesh) if any(map(is_split, layout.dims)) else drawn
+        return take_local(drawn, layout, part.mesh.coords)
 
     def refuse(self) -> None:
         """Raise because the code draws differently from when it was traced."""
@@ -120,14 +120,8 @@ class RandomDraws(TorchDispatchMode):
         )
 
 
-class _Innermost(threading.local):
-    """The draws of the module that runs; None if it draws for full tensors."""
-
-    def __init__(self) -> None:
-        self.draws: RandomDraws | None = None
-
-
-_innermost = _Innermost()
+_innermost: Any = PerThread(draws=None)
+"""The draws of the module that runs; None if it draws for full tensors."""
 
 
 @contextmanager

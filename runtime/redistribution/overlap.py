@@ -14,7 +14,6 @@ memory of CPU ranks on one host, where the ranks compute the sum themselves.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,15 +24,9 @@ from torch.nn import functional as F
 
 from shardwright.runtime.communication.collectives import begin_all_reduce
 from shardwright.runtime.communication.mesh import Group
+from shardwright.runtime.scopes import PerThread
 
 Again = Callable[[Tensor], Tensor]
-
-
-class _Last(threading.local):
-    """The latest sum of this thread's forward passes that has had no backward pass yet."""
-
-    def __init__(self) -> None:
-        self.sum: _Sum | None = None
 
 
 class _Sum:
@@ -46,7 +39,8 @@ class _Sum:
         self.wait: Callable[[], None] | None = None
 
 
-pending = _Last()
+pending: Any = PerThread(sum=None)
+"""The latest sum of this thread's forward passes that has had no backward pass yet."""
 
 
 def overlaps(x: Tensor, group: Group) -> bool:
@@ -151,12 +145,8 @@ class _Linear(Function):
         else:
             ctx.reader.owed = torch._C._current_graph_task_id(), grad, x
             to_weight = grad.new_zeros(()).expand(weight.shape)
-        return (
-            grad @ weight if to_input else None,
-            to_weight,
-            grad.reshape(-1, grad.shape[-1]).sum(0) if to_bias else None,
-            None,
-        )
+        of_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if to_bias else None
+        return grad @ weight if to_input else None, to_weight, of_bias, None
 
 
 def _of_weight(grad: Tensor, x: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import is_split, local_ranges
+from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.redistribution_steps import Step, steps
@@ -23,7 +25,7 @@ from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.lengths import Length
 from shardwright.runtime.redistribution.overlap import overlaps, summed_behind, writable
-from shardwright.runtime.redistribution.split import ACTIONS, Split
+from shardwright.runtime.redistribution.split import ACTIONS, Split, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,25 +50,19 @@ class Operation:
         forward, backward, _ = step.transition
         return cls(group, forward.name, backward.name, split, length)
 
-    @property
-    def only_sums_behind(self) -> bool:
-        """Return whether the step leaves the tensor unchanged and sums its gradient."""
-        return (self.forward, self.backward) == ("identity", "all_reduce")
-
     def note_or_find_size(self, x: Tensor) -> int | None:
         """Return the full length of the run-time axis that is split or gathered, if known.
 
         A step that splits it notes the length, which `x` shows; one that gathers it finds it there.
         """
         assert self.split is not None
-        if self.forward in ("take", "reduce_scatter"):
-            size = self.split.whole_size(x)
-            if self.length is not None:
-                self.length.note(size)
-            return size
+        size, gathers = self.split.size_in(x), self.forward not in ("take", "reduce_scatter")
         if self.length is None:
-            return None
-        return self.length.find(self.split.own_size(x), self.group)
+            return None if gathers else size
+        if gathers:
+            return self.length.find(size, self.group)
+        self.length.note(size)
+        return size
 
     def run(self, op: str, x: Tensor, size: int | None) -> Tensor:
         """Run the action `op` on `x`; `size` is a run-time size that `x` may not show."""
@@ -96,7 +92,8 @@ class Operation:
             return x
         size = None if self.split is None or self.split.static else self.note_or_find_size(x)
         if torch.is_grad_enabled() and x.requires_grad:
-            if self.only_sums_behind and overlaps(x, self.group):
+            sums_behind = (self.forward, self.backward) == ("identity", "all_reduce")
+            if sums_behind and overlaps(x, self.group):
                 return summed_behind(x, self.group, self.back)
             return _Redistribute.apply(x, self, size, self.forward, self.backward)
         return self.run(self.forward, x, size)
@@ -250,8 +247,12 @@ def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         return Reshard(rest, placement.replicated(), mesh)(x.detach())
 
 
-def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
-    """Return this rank's part of the full tensor `x`, without communication or gradient."""
-    rest = Placement(placement.dims, placement.partial)
-    with torch.no_grad():
-        return Reshard(placement.replicated(), rest, mesh)(x.detach())
+def take_local(x: Tensor, placement: Placement, coords: Coords) -> Tensor:
+    """Return the part of the full tensor `x` of the rank at `coords`; not differentiable.
+
+    A part has memory of its own. If nothing is sharded, `x` is returned, detached.
+    """
+    whole = part = x.detach()
+    for d, dim in enumerate(placement.dims):
+        part = select(part, d, local_ranges(dim, coords)) if is_split(dim) else part
+    return part if part is whole else part.clone(memory_format=torch.contiguous_format)

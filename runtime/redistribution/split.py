@@ -7,7 +7,7 @@ single one, and `?*4@tp` splits the middle of a product whose outer size is know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,17 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.dims import (
-    Atom,
-    Dim,
-    Product,
-    Range,
-    atoms,
-    dim_size,
-    local_ranges,
-    shard_range,
-    uncovered_ranges,
-)
+from shardwright.planner.contract import dims
+from shardwright.planner.contract.dims import Atom, Dim, Product, Range
 from shardwright.runtime.communication.collectives import all_gather, all_reduce, reduce_scatter
 from shardwright.runtime.communication.mesh import Group
 
@@ -70,15 +61,16 @@ class Split:
     shift: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size, self.shift = dim_size(self.inner), int(not self.major == self.minor == 1)
+        self.size, self.shift = dims.dim_size(self.inner), int(not self.major == self.minor == 1)
         self.static = self.size is not None
         if not self.static:
             return
         ranks = self.group.size
         self.parts = tuple(
-            tuple(local_ranges(self.inner, {self.mesh: (rank, ranks)})) for rank in range(ranks)
+            tuple(dims.local_ranges(self.inner, {self.mesh: (rank, ranks)}))
+            for rank in range(ranks)
         )
-        everywhere = tuple(uncovered_ranges(self.inner, self.mesh))
+        everywhere = tuple(dims.uncovered_ranges(self.inner, self.mesh))
         self.order = _order(self.parts, everywhere)
         self.shared = tuple(
             (offset, offset + length)
@@ -98,9 +90,9 @@ class Split:
         if plain.static and all(len(ranges) <= 1 for ranges in plain.parts):
             return plain
         major, inner, minor = _inner(layout, mesh)
-        if dim_size(inner) is None and not isinstance(inner, Atom):
+        if dims.dim_size(inner) is None and not isinstance(inner, Atom):
             raise PlanError(f"cannot split '{layout}' over {mesh}: a run-time size inside a sum")
-        if [major, dim_size(inner), minor].count(None) > 1:
+        if [major, dims.dim_size(inner), minor].count(None) > 1:
             raise PlanError(f"cannot split '{layout}' over {mesh}: two run-time sizes in one dim")
         return cls(group, mesh, dim, inner, major, minor)
 
@@ -109,15 +101,11 @@ class Split:
         if self.static:
             return self.parts
         assert size is not None
-        return tuple((shard_range(size, r, self.group.size),) for r in range(self.group.size))
+        return tuple((dims.shard_range(size, r, self.group.size),) for r in range(self.group.size))
 
-    def whole_size(self, x: Tensor) -> int:
-        """Return the run-time size of `inner` of a full tensor."""
+    def size_in(self, x: Tensor) -> int:
+        """Return the size of `inner`, if that is known only at run time, in a tensor or part."""
         return self._open(x, None).shape[self.dim + self.shift]
-
-    def own_size(self, x: Tensor) -> int:
-        """Return the size of `inner` in this rank's part `x`."""
-        return self._open(x, self.own).shape[self.dim + self.shift]
 
     # The following methods take and return tensors with their original dims.
 
@@ -126,7 +114,7 @@ class Split:
         x, d = self._open(x, self.size), self.dim + self.shift
         parts = self.layout(x.shape[d])
         ranges = parts[self.group.rank]
-        part = _select(x, d, ranges)  # a view for one range; new memory for several
+        part = select(x, d, ranges)
         one = len(ranges) == 1
         return self._close(part.clone(memory_format=_CONTIGUOUS) if one else part.contiguous())
 
@@ -159,7 +147,7 @@ class Split:
             rows = x.unflatten(d, (len(sizes), sizes[0])).movedim(d, 0).contiguous()
             return self._close(reduce_scatter(rows, self.group))
         parts = self.layout(x.shape[d])
-        stacked = torch.stack([_grow(_select(x, d, ranges), d, max(sizes)) for ranges in parts])
+        stacked = torch.stack([_grow(select(x, d, ranges), d, max(sizes)) for ranges in parts])
         out = reduce_scatter(stacked, self.group).narrow(d, 0, sizes[self.group.rank])
         return self._close(out.contiguous())
 
@@ -177,7 +165,7 @@ class Split:
     def _with_shared(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return this rank's part `x` with `change` applied to what all ranks hold."""
         x, d = self._open(x, self.own), self.dim + self.shift
-        changed = change(_select(x, d, self.shared))
+        changed = change(select(x, d, self.shared))
         pieces, end = [], 0
         for (a, b), (_, offset, length) in zip(self.shared, _offsets(self.shared), strict=True):
             pieces += [x.narrow(d, end, a - end), changed.narrow(d, offset, length)]
@@ -233,13 +221,13 @@ def _inner(dim: Dim, mesh: str) -> tuple[int | None, Dim, int | None]:
     """Return `dim` as (size of the major factors, what `mesh` splits, size of the minor ones)."""
     if not isinstance(dim, Product):
         return 1, dim, 1
-    places = [i for i, f in enumerate(dim.factors) if any(a.mesh == mesh for a in atoms(f))]
+    places = [i for i, f in enumerate(dim.factors) if any(a.mesh == mesh for a in dims.atoms(f))]
     if len(places) != 1:
         raise PlanError(f"'{dim}' is split twice over {mesh}")
     at = places[0]
     major, inner, minor = _inner(dim.factors[at], mesh)
     before, after = Product(dim.factors[:at]), Product(dim.factors[at + 1 :])
-    return _times(dim_size(before), major), inner, _times(minor, dim_size(after))
+    return _times(dims.dim_size(before), major), inner, _times(minor, dims.dim_size(after))
 
 
 def _times(a: int | None, b: int | None) -> int | None:
@@ -286,7 +274,13 @@ def _cut(ranges: Ranges, boundaries: Ranges) -> Ranges:
     return tuple(out)
 
 
-def _select(x: Tensor, dim: int, ranges: Ranges) -> Tensor:
+def indices(ranges: Iterable[Range]) -> Tensor:
+    """Return the indices in `ranges`."""
+    return torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in ranges)])
+
+
+def select(x: Tensor, dim: int, ranges: Sequence[Range]) -> Tensor:
+    """Return `x` at some ranges of indices of a dim: a view for one range, or new memory."""
     if len(ranges) == 1:
         return x.narrow(dim, ranges[0][0], ranges[0][1] - ranges[0][0])
     return torch.cat([x.narrow(dim, a, b - a) for a, b in ranges] or [x.narrow(dim, 0, 0)], dim)

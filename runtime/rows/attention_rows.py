@@ -6,7 +6,6 @@ code redistributes its arguments (see `planner/trace/record/attention_rows.py`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import shard_range
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.redistribution.lengths import Length
+from shardwright.runtime.scopes import PerThread
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """Arguments of `scaled_dot_product_attention` that may be given by position."""
@@ -27,15 +27,8 @@ Reshards = Mapping[str, Callable[[Tensor], Tensor]]
 """Argument of attention -> its redistribution."""
 
 
-class _InAttention(threading.local):
-    """Whether a mode has redistributed the arguments. Modes of enclosing modules see them too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = False
-
-
-_in_attention = _InAttention()
+_in_attention: Any = PerThread(now=False)
+"""Whether a mode has redistributed the arguments. Modes of enclosing modules see them too."""
 
 
 class AttentionRows(TorchFunctionMode):

@@ -21,6 +21,7 @@ from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.rows.split_rows import RowShare, SplitRows
+from shardwright.runtime.slots import names_of
 
 WHOLE, LOCAL = "whole", "local"
 """What each rank of `cp` passes: full sequences, or its own rows."""
@@ -54,8 +55,7 @@ def joined_rows(
         UsageError: the rows of the ranks do not make a sequence, a tensor has unknown rows, or
             outputs are to have no names.
     """
-    names = {at: name for name, at in positions.items()}
-    named = {names.get(at, f"*{at}"): value for at, value in enumerate(args)}
+    named = dict(zip(names_of(args, positions), args, strict=True))
     if kwargs.get("return_dict") is False:
         raise UsageError('cp="local" finds outputs by name: call with return_dict=True')
     given, share = _joined({**named, **kwargs}, group)
@@ -79,7 +79,8 @@ def own_rows_wanted(cp: str, plan: Plan) -> bool:
 
 def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], RowShare]:
     """Gather arguments by name; also returns which rows each rank has."""
-    own = {name: given[name] for name in ROWS if _has_rows(given.get(name))}
+    known = {name: given[name] for name in ROWS if isinstance(given.get(name), Tensor)}
+    own = {name: x for name, x in known.items() if x.dim() == 2 and not x.requires_grad}
     lengths = {x.shape[1] for x in own.values()}
     unknown = [
         name
@@ -105,10 +106,6 @@ def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], Row
     if "position_ids" in whole:
         _check_positions(whole["position_ids"])
     return {**given, **whole}, share
-
-
-def _has_rows(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() == 2 and not x.requires_grad
 
 
 def _whole(x: Tensor, share: RowShare) -> Tensor:

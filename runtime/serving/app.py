@@ -201,22 +201,21 @@ class Form:
     first: dict[str, Any] | None
 
 
-COMPLETION = Form(
-    "cmpl",
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text, "logprobs": None},
-    lambda text: {"text": text, "logprobs": None},
-    None,
-)
-CHAT = Form(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text}, "logprobs": None},
-    lambda text: {"delta": {"content": text} if text else {}, "logprobs": None},
-    {"delta": {"role": "assistant", "content": ""}, "logprobs": None},
-)
+def _text(text: str) -> dict[str, Any]:
+    return {"text": text, "logprobs": None}
+
+
+def _message(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}, "logprobs": None}
+
+
+def _delta(text: str) -> dict[str, Any]:
+    return {"delta": {"content": text} if text else {}, "logprobs": None}
+
+
+FIRST = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+COMPLETION = Form("cmpl", "text_completion", "text_completion", _text, _text, None)
+CHAT = Form("chatcmpl", "chat.completion", "chat.completion.chunk", _message, _delta, FIRST)
 
 
 async def streamed(

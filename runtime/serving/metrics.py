@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,26 +17,14 @@ class Metrics:
 
     def __init__(self) -> None:
         kept = self.registry = CollectorRegistry()
-        self.answers = Counter(
-            "shardwright_answers", "Answers by HTTP status.", ["status"], registry=kept
-        )
-        self.prompts = Counter("shardwright_prompt_tokens", "Tokens of prompts.", registry=kept)
-        self.generated = Counter(
-            "shardwright_generated_tokens", "Tokens that were generated.", registry=kept
-        )
+        counter = partial(Counter, namespace="shardwright", registry=kept)
+        seconds = partial(Histogram, namespace="shardwright", registry=kept, buckets=SECONDS)
+        self.answers = counter("answers", "Answers by HTTP status.", ["status"])
+        self.prompts = counter("prompt_tokens", "Tokens of prompts.")
+        self.generated = counter("generated_tokens", "Tokens that were generated.")
         self.running = Gauge("shardwright_requests", "Requests that wait or run.", registry=kept)
-        self.first = Histogram(
-            "shardwright_first_token_seconds",
-            "Time to the first token.",
-            buckets=SECONDS,
-            registry=kept,
-        )
-        self.seconds = Histogram(
-            "shardwright_request_seconds",
-            "Time to the last token.",
-            buckets=SECONDS,
-            registry=kept,
-        )
+        self.first = seconds("first_token_seconds", "Time to the first token.")
+        self.seconds = seconds("request_seconds", "Time to the last token.")
 
     @contextmanager
     def request(self, prompt: int) -> Iterator[Callable[[int], None]]:

@@ -65,12 +65,7 @@ class Channel:
     """
 
     def __init__(
-        self,
-        file: int,
-        rank: int,
-        ranks: int,
-        look: Callable[[float], object],
-        room: int = ROOM,
+        self, file: int, rank: int, ranks: int, look: Callable[[float], object], room: int = ROOM
     ) -> None:
         lib = library()
         self.ranks = ranks

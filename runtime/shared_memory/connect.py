@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.runtime.ranks import peers
-from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.agreement import first_reason, gather
 from shardwright.runtime.ranks.failure import named, on_hang_up
 from shardwright.runtime.ranks.peers import Peer
 from shardwright.runtime.shared_memory.channel import MAX_RANKS, Channel, size
@@ -81,7 +81,7 @@ def _connected(group: dist.ProcessGroup) -> Channel | None:
                 channel = _opened(offers[0], group, ranks)
             except OSError as error:
                 failure = str(error)
-            failure = next(filter(None, gather("sharing memory", failure, group, str | None)), None)
+            failure = first_reason("sharing memory", failure, group)
     finally:
         if file is not None:
             os.close(file)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import first_line
-from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.agreement import first_reason, gather
 from shardwright.runtime.ranks.failure import named
 
 LOG = logging.getLogger("shardwright")
@@ -74,18 +74,18 @@ class Symmetric:
         size = x.nbytes
         if op != "sum" or x.dtype not in DTYPES or not 0 < size <= len(self._memory):
             return None
-        short = self._one_shot is not None and size <= SHORT and size % ALIGNED == 0
-        if not short and (self._two_shot is None or size % (ALIGNED * self._ranks)):
+        one_shot = self._one_shot if size <= SHORT and size % ALIGNED == 0 else None
+        two_shot = self._two_shot if size % (ALIGNED * self._ranks) == 0 else None
+        if one_shot is None and two_shot is None:
             return None
         if x.is_cuda and not self._in_turn():
             return None
         message = self._memory[:size].view(x.dtype).view(x.shape)
         message.copy_(x)
-        if short:
-            assert self._one_shot is not None
-            return self._one_shot(message)
-        assert self._two_shot is not None
-        self._two_shot(message)
+        if one_shot is not None:
+            return one_shot(message)
+        if two_shot is not None:
+            two_shot(message)
         return x.copy_(message) if spent else message.clone()
 
     def _in_turn(self) -> bool:
@@ -115,16 +115,13 @@ def symmetric_of(group: dist.ProcessGroup) -> Symmetric | None:
 
 def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | None:
     ranks = named(dist.get_process_group_ranks(group))
-    reasons = gather("sharing GPU memory", _why_not(group, device), group, str | None)
-    if any(reasons):
-        LOG.info("%s sum by their backend: %s", ranks, next(filter(None, reasons)))
-        return None
-    memory, failure = None, None
-    try:
-        memory = _shared(group, device)
-    except RuntimeError as error:
-        failure = first_line(error)
-    failure = next(filter(None, gather("sharing GPU memory", failure, group, str | None)), None)
+    memory, failure = None, first_reason("sharing GPU memory", _why_not(group, device), group)
+    if failure is None:
+        try:
+            memory = _shared(group, device)
+        except RuntimeError as error:
+            failure = first_line(error)
+        failure = first_reason("sharing GPU memory", failure, group)
     if memory is None or failure is not None:
         LOG.info("%s sum by their backend: %s", ranks, failure)
         return None

@@ -13,11 +13,12 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import mesh_dim_of
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.module_boundary import mesh_of, placements
+from shardwright.runtime.checkpoint.names import all_tensors
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import agree
-from shardwright.runtime.redistribution.reshard import gather_whole, take_local
-from shardwright.runtime.tensors.parameters import cut, laid_out_as, local_of
+from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.tensors.parameters import cut, full_of
 
 
 def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,20 +38,17 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
         PlanError: the model has no such name, or a shape is neither the full one (of a DTensor)
             nor the local one.
     """
-    mesh, placed, local = mesh_of(model), placements(model), _held(model)
+    mesh, placed = mesh_of(model), placements(model)
     # Before anything is sent: an error must not leave other ranks waiting.
-    failure = _failure(tensors, local, placed, mesh)
+    failure = _failure(tensors, all_tensors(model), placed, mesh)
     dims = {mesh_dim_of(name) for p in placed.values() for name in p.named}
     groups = mesh.process_groups(dims) if mesh is not None else []
     agree("gathering tensors", failure, {"names": facts.digest(sorted(tensors))}, groups)
     out = {}
     for name in sorted(tensors):
-        value = tensors[name]
+        value = out[name] = tensors[name]
         if isinstance(value, Tensor) and mesh is not None:
-            value = local_of(_as_held(value, local[name]), mesh)
-            if name in placed and not _is_scalar(value):
-                value = gather_whole(value, placed[name], mesh)
-        out[name] = value
+            out[name] = full_of(value, None if _is_scalar(value) else placed.get(name), mesh)
     return out
 
 
@@ -69,7 +67,7 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
     Raises:
         PlanError: the model has no such name, or a shape is not that of the full parameter.
     """
-    mesh, placed, held = mesh_of(model), placements(model), _held(model)
+    mesh, placed, held = mesh_of(model), placements(model), all_tensors(model)
     out = {}
     for name, value in tensors.items():
         if name not in held:
@@ -86,25 +84,9 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
             if isinstance(like, DTensor):
                 value = cut(value, like, value.dtype)
             elif name in placed:
-                value = take_local(value, placed[name], mesh)
+                value = take_local(value, placed[name], mesh.coords)
         out[name] = value
     return out
-
-
-def _held(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, with all names of tied ones."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(model.named_buffers(remove_duplicate=False)), **dict(parameters)}
-
-
-def _as_held(value: Tensor, held: Tensor) -> Tensor:
-    """`value` with the placements of the parameter that it belongs to.
-
-    They may differ for a gradient that a hook changed.
-    """
-    if not (isinstance(value, DTensor) and isinstance(held, DTensor)) or _is_scalar(value):
-        return value
-    return laid_out_as(value, held)
 
 
 def _is_scalar(value: Any) -> bool:

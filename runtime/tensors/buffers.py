@@ -5,7 +5,6 @@ The model's own code sees the local tensor, and may change it in place or replac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,21 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.tensors.layouts import placements_of
-from shardwright.runtime.tensors.parameters import check_own, cut
+from shardwright.runtime.tensors.parameters import cut_if_full
 from shardwright.runtime.tensors.split_tensor import SplitTensor
-
-
-def _local_parts(module: Any) -> Iterator[tuple[str, Tensor, Placement]]:
-    """The sharded buffers of a module: name, local tensor, placement."""
-    if (state := vars(module).get("_shardwright")) is None:
-        return
-    for name, buffer in module._buffers.items():
-        placement = state.placements.get(name)
-        if buffer is not None and placement is not None and placement.meshes:
-            yield name, buffer, placement
 
 
 def make_buffers_split(model: nn.Module, mesh: Mesh) -> None:
@@ -37,7 +25,11 @@ def make_buffers_split(model: nn.Module, mesh: Mesh) -> None:
     assert device_mesh is not None
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        for name, buffer, placement in [*_local_parts(module)]:
+        placed = getattr(vars(module).get("_shardwright"), "placements", {})
+        for name, placement in placed.items():
+            buffer: Any = module._buffers.get(name)
+            if buffer is None or not placement.meshes:
+                continue
             spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
             shape = torch.Size(n or 0 for n in placement.shape)
             new = made.setdefault(id(buffer), SplitTensor.of(buffer.detach(), spec, shape))
@@ -54,10 +46,7 @@ def stored_as(value: Tensor, stored: SplitTensor, name: str) -> Tensor:
     """
     full = stored._spec.shape  # `stored.shape` is that of the local tensor in a planned call
     if value.shape == full:
-        if not isinstance(value, DTensor):
-            return cut(value, stored, value.dtype)
-        check_own(value, stored.device_mesh, name)
-        return value
+        return cut_if_full(value, stored, name, value.dtype)
     if not isinstance(value, DTensor) and value.shape == stored._local_tensor.shape:
         return SplitTensor.of(value.detach(), stored._spec)
     raise PlanError(

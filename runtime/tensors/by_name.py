@@ -7,38 +7,23 @@ attribute gives. What an op writes to is the local tensor itself.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from types import (
-    BuiltinFunctionType,
-    MethodDescriptorType,
-    MethodWrapperType,
-    WrapperDescriptorType,
-)
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shardwright.runtime.scopes import PerThread
 
-class _InThread(threading.local):
-    def __init__(self) -> None:  # in each thread, so that compiled code finds there what it sets
-        self.attribute: Callable[[Any], Callable[[], Any] | None] | None = None
-
-
-NOW = _InThread()
+NOW: Any = PerThread(attribute=None)
 """Its `attribute` finds, in a planned call of this thread, the attribute that has a SplitTensor. It
 returns a function that reads it, or None if no attribute has it."""
 
 METADATA = {
-    Tensor.is_floating_point,
-    Tensor.is_complex,
-    Tensor.dim,
-    Tensor.get_device,
-    Tensor.element_size,
-    Tensor.requires_grad_,
-    Tensor.register_hook,
+    *(Tensor.is_floating_point, Tensor.is_complex, Tensor.dim, Tensor.get_device),
+    *(Tensor.element_size, Tensor.requires_grad_, Tensor.register_hook),
     Tensor.register_post_accumulate_grad_hook,
 }
 """Methods of what the local and the full tensor have alike, or that only the full one has."""
@@ -46,9 +31,13 @@ GETTERS = ("T", "mT", "H", "mH", "real", "imag", "data", "shape")
 """Properties of a tensor that give its values or its size."""
 
 
+OF_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+"""Classes of functions that are written in C."""
+
+
 def is_op(func: Any) -> bool:
     """Whether `func` computes: not `backward`, `torch.autograd.grad` or an autograd.Function."""
-    if isinstance(func, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
+    if isinstance(func, OF_C):
         return True
     computes = ("torch.nn.functional", "torch.functional", "torch._tensor")
     return getattr(func, "__module__", None) in computes and func.__name__ != "backward"
@@ -94,6 +83,6 @@ def as_planned(
 
 
 def _is_getter(func: Any) -> bool:
-    if not isinstance(func, MethodWrapperType) or func.__name__ != "__get__":
+    if not isinstance(func, types.MethodWrapperType) or func.__name__ != "__get__":
         return False
     return getattr(func.__self__, "__name__", "") in GETTERS

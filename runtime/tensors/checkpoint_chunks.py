@@ -49,8 +49,8 @@ def chunks(tensor: DTensor) -> list[Chunk]:
     return [Chunk(torch.Size(o), torch.Size(n), tuple(at)) for o, n, at in boxes]
 
 
-def write_items(tensor: DTensor, fqn: str) -> list[Any]:
-    """Torch's write items for the chunks of `tensor`."""
+def write_items(tensor: DTensor, fqn: str, value: Any = None) -> list[Any]:
+    """Torch's write items for the chunks of `tensor`, which torch also gives as `value`."""
     # Imported here because it takes a quarter of a second.
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType

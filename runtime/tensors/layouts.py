@@ -36,6 +36,7 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.redistribution.split import indices, select
 
 PLANNED = (EP, TP)
 """The mesh dims over which a plan shards parameters."""
@@ -218,7 +219,7 @@ def _chunk(ranges: Sequence[Range], rank: int, ranks: int) -> list[Range]:
 def _indices(shards: DimShards, place: tuple[int, ...], over: tuple[int, ...]) -> Tensor:
     """The sorted indices that the ranks along mesh dims `over` of `place` hold together."""
     held = {r for at in shards.places(place, over) for r in shards.held(at)}
-    return torch.cat([torch.arange(0), *(torch.arange(*r) for r in held)]).unique()
+    return indices(held).unique()
 
 
 @cache
@@ -233,8 +234,7 @@ def _counted(shards: DimShards, place: tuple[int, ...]) -> Tensor | None:
     """Positions of the indices that no earlier rank holds; None if these are all."""
     own, before = _indices(shards, place, ()), shards.places(place, shards.split)
     earlier = {r for at in before if at < place for r in shards.held(at)}
-    taken = torch.cat([torch.arange(0), *(torch.arange(*r) for r in earlier)])
-    new = ~torch.isin(own, taken)
+    new = ~torch.isin(own, indices(earlier))
     return None if bool(new.all()) else new.nonzero().flatten()
 
 
@@ -280,11 +280,6 @@ def place_of(spec: DTensorSpec) -> tuple[int, ...]:
     return tuple(place)
 
 
-def is_full(spec: DTensorSpec) -> bool:
-    """Whether the tensor is replicated over all mesh dims."""
-    return all(p.is_replicate() for p in spec.placements)
-
-
 def is_planned(spec: DTensorSpec) -> bool:
     """Whether a placement is a `PlannedShard`."""
     return any(isinstance(p, PlannedShard) for p in spec.placements)
@@ -300,19 +295,14 @@ def group_of(spec: DTensorSpec, mesh_dim: int) -> Group:
     return Group.of(spec.mesh.get_group(mesh_dim))
 
 
-def gathered(local: Tensor, spec: DTensorSpec, keep: Sequence[int] = ()) -> Tensor:
-    """All-gather the full tensor from `local`; all ranks call this.
-
-    The result stays sharded over the mesh dims `keep`. Not differentiable.
-    """
-    if local.is_meta and not keep:
+def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
+    """All-gather the full tensor from `local`; all ranks call this. Not differentiable."""
+    if local.is_meta:
         return local.new_empty(spec.shape)
     place = place_of(spec)
     for shards in shards_of(spec):
         over: tuple[int, ...] = ()
         for i in reversed(shards.split):
-            if i in keep:
-                continue
             most, rows = _joining(shards, place, over, i)
             part = local.movedim(shards.dim, 0)
             if len(part) < most:
@@ -325,15 +315,13 @@ def gathered(local: Tensor, spec: DTensorSpec, keep: Sequence[int] = ()) -> Tens
 
 def cut(full: Tensor, spec: DTensorSpec) -> Tensor:
     """The local tensor of a `full` one, which may broadcast to the shape; no communication."""
-    if is_full(spec):
+    if spec.is_replicated():
         return full
     place, ahead = place_of(spec), len(spec.shape) - full.dim()
     for shards in shards_of(spec):
         dim = shards.dim - ahead
         if dim >= 0 and not full.shape[dim] == 1 != shards.size:
-            parts = [full.narrow(dim, a, b - a) for a, b in shards.held(place)]
-            empty = full.narrow(dim, 0, 0)
-            full = parts[0] if len(parts) == 1 else torch.cat(parts or [empty], dim)
+            full = select(full, dim, shards.held(place))
     return full
 
 

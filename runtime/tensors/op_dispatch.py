@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from shardwright.errors import UsageError
 from shardwright.runtime.communication.collectives import all_reduce
@@ -36,6 +36,10 @@ INSTEAD = (
 def dispatch(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run `op`, which has a SplitTensor among its operands."""
     return _DONE[kind_of(op)](op, args, kwargs)
+
+
+def _local(x: DTensor) -> Tensor:
+    return x._local_tensor
 
 
 def _is_split(x: Any) -> bool:
@@ -126,7 +130,7 @@ def _layout_for(given: Sequence[Tensor]) -> DTensor | None:
     except RuntimeError:
         return split[0] if split else None  # `_check_full` says why
     split = [x for x in split if x.shape == shape]
-    return min(split, key=lambda x: layouts.is_full(x._spec), default=None)
+    return min(split, key=lambda x: x._spec.is_replicated(), default=None)
 
 
 def _lists(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -165,7 +169,7 @@ def _view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x = args[0]
     if isinstance(x, DTensor):
         kind: type[SplitTensor] = ViewCopy if isinstance(x, ViewCopy) else SplitTensor
-        if layouts.is_full(x._spec):
+        if x._spec.is_replicated():
             made = op(x._local_tensor, *args[1:], **kwargs)
             return tree_map(lambda out: kind.of(out, x._spec, out.shape), made)
         if (kept := kept_dims(op, args, x.shape)) is not None:
@@ -228,7 +232,9 @@ def _on_full(
         if not isinstance(x, DTensor):
             return x
         if id(x) not in full:
-            own = _full(x) if reads or not is_written(x) else _room_for(x)
+            own = _full(x) if reads or not is_written(x) else None
+            if own is None:  # it is only written
+                own = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
             full[id(x)] = own.clone() if own is x._local_tensor and is_written(x) else own
         return full[id(x)]
 
@@ -263,11 +269,6 @@ def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[An
         value = args[i] if i < len(args) else kwargs.get(op._schema.arguments[i].name)
         found += [x for x in tree_leaves(value) if isinstance(x, Tensor)]
     return found
-
-
-def _room_for(x: DTensor) -> Tensor:
-    local = x._local_tensor
-    return torch.empty_strided(x.shape, x.stride(), dtype=local.dtype, device=local.device)
 
 
 def _refuse_view(op: Any) -> NoReturn:
@@ -353,7 +354,7 @@ def _all_reduced(
 def _unscale(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """GradScaler's op: unscale local gradients, and tell all ranks if one is not finite."""
     grads, found, scale = args
-    op([x._local_tensor if isinstance(x, DTensor) else x for x in grads], found, scale, **kwargs)
+    op(tree_map_only(DTensor, _local, grads), found, scale, **kwargs)
     meshes = {x.device_mesh: x._spec for x in grads if isinstance(x, DTensor)}
     for spec in meshes.values():
         for dim in range(spec.mesh.ndim):
@@ -373,9 +374,7 @@ def _made_new(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _on_local(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an op about memory on local tensors."""
-    return op(
-        *tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tuple(args)), **kwargs
-    )
+    return op(*tree_map_only(DTensor, _local, tuple(args)), **kwargs)
 
 
 def _composite(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -15,6 +14,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.quantized.kept import KeptWeight
+from shardwright.runtime.redistribution import reshard
 from shardwright.runtime.tensors import layouts
 from shardwright.runtime.tensors.layouts import axes_of, placements_of
 from shardwright.runtime.tensors.split_tensor import SplitTensor
@@ -56,28 +56,16 @@ def split_parameters(
     return out
 
 
-def laid_out_as(tensor: DTensor, like: DTensor) -> DTensor:
-    """`tensor` with the placements of `like`, if both have the same mesh; else as it is.
+def full_of(tensor: Tensor, placement: Placement | None, mesh: Mesh) -> Tensor:
+    """The full tensor of a DTensor, or of a local tensor of this placement, on every rank.
 
     All ranks call this. Not differentiable.
     """
-    if tensor.device_mesh != like.device_mesh or tensor.placements == like.placements:
-        return tensor
-    moved: Any = tensor.detach()
-    return moved.redistribute(placements=like.placements)
-
-
-def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """The local tensor of a DTensor over the ranks of `mesh`; any other tensor as it is.
-
-    A DTensor that FSDP2 has sharded further is gathered over FSDP2's ranks, which all call this.
-    Not differentiable.
-    """
     if not isinstance(tensor, DTensor):
-        return tensor
-    ahead = len(tensor.placements) - len(axes_of(mesh))
-    own = range(ahead, len(tensor.placements))
-    return layouts.gathered(tensor._local_tensor.detach(), tensor._spec, keep=own)
+        return tensor if placement is None else reshard.gather_whole(tensor, placement, mesh)
+    if any(p.is_partial() for p in tensor.placements):  # a gradient that a hook has changed
+        return tensor.full_tensor().detach()
+    return layouts.gathered(tensor._local_tensor.detach(), tensor._spec)
 
 
 def cut(full: Tensor, like: DTensor, dtype: torch.dtype | None = None) -> SplitTensor:
@@ -89,24 +77,30 @@ def cut(full: Tensor, like: DTensor, dtype: torch.dtype | None = None) -> SplitT
     return SplitTensor.of(local.clone(memory_format=torch.contiguous_format), like._spec)
 
 
-def check_own(part: DTensor, own: DeviceMesh, name: str) -> None:
-    """Check that a DTensor in a state dict was not saved by another rank.
+def cut_if_full(
+    value: Tensor, like: DTensor, name: str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Shard a full `value` as `like` is (`cut`); a DTensor is returned as it is.
 
     Args:
-        part: The DTensor in the state dict.
-        own: The mesh of this rank.
-        name: The name of the tensor, for the message.
+        value: The tensor, of a state dict perhaps.
+        like: The tensor whose place it takes.
+        name: Its name, for the message.
+        dtype: As for `cut`.
 
     Raises:
-        UsageError: it has the coordinates of another rank.
+        UsageError: `value` is a DTensor with the coordinates of another rank, which saved it.
     """
-    theirs = part.device_mesh
+    if not isinstance(value, DTensor):
+        return cut(value, like, dtype)
+    theirs, own = value.device_mesh, like.device_mesh
     alike = theirs.mesh_dim_names == own.mesh_dim_names
     if alike and theirs.get_coordinate() != own.get_coordinate():
         raise UsageError(
             f"'{name}' in this state dict is the part that another rank had when it saved it: "
             "save parts with torch.distributed.checkpoint, or each rank its own file"
         )
+    return value
 
 
 class ReplacedParameter(nn.Parameter):

@@ -181,14 +181,9 @@ class SplitTensor(DTensor):
 
     # The protocol of torch.distributed.checkpoint.
 
-    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
-        return checkpoint_chunks.write_items(self, fqn)
-
-    def __create_chunk_list__(self) -> list[Any]:
-        return checkpoint_chunks.chunk_list(self)
-
-    def __get_tensor_shard__(self, index: Any) -> Tensor:
-        return checkpoint_chunks.shard_at(self, index)
+    __create_write_items__: Any = checkpoint_chunks.write_items
+    __create_chunk_list__: Any = checkpoint_chunks.chunk_list
+    __get_tensor_shard__: Any = checkpoint_chunks.shard_at
 
 
 def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:

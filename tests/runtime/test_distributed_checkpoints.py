@@ -40,7 +40,7 @@ def test_chunks_of_all_ranks_are_the_whole_once(layout: str, sub_axes: list[int]
         spec = DTensorSpec(ranks.parameter_mesh(), placements_of(placement, ranks))
         assert any(isinstance(p, PlannedShard) for p in spec.placements)
         module = nn.Module()
-        local = take_local(w, placement, ranks)
+        local = take_local(w, placement, ranks.coords)
         module.weight = nn.Parameter(SplitTensor.of(local, spec, w.shape))
         fully_shard(module, mesh=mesh.device_mesh["dp"])
         held: Any = SplitTensor.adopt(module.weight.detach())

@@ -198,7 +198,7 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
         spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
         assert any(isinstance(p, PlannedShard) for p in spec.placements)
         own = spec.placements
-        like = SplitTensor.of(take_local(w, placement, mesh), spec, w.shape)
+        like = SplitTensor.of(take_local(w, placement, mesh.coords), spec, w.shape)
         mine = [cut(x, like) for x in (w, v)]
         for name, compute in COMPUTED.items():
             got = whole(compute(*mine))
@@ -221,7 +221,7 @@ def test_a_whole_is_cut_as_the_parts_lie(layout: str) -> None:
     w = torch.arange(math.prod(n or 0 for n in placement.shape)).view(placement.shape)  # type: ignore[arg-type]
 
     def work(mesh: Mesh) -> None:
-        device_mesh, local = mesh.parameter_mesh(), take_local(w, placement, mesh)
+        device_mesh, local = mesh.parameter_mesh(), take_local(w, placement, mesh.coords)
         assert device_mesh is not None
         like = SplitTensor.of(
             local, DTensorSpec(device_mesh, placements_of(placement, mesh)), w.shape
@@ -244,7 +244,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
         assert device_mesh is not None
         own = placements_of(placement, mesh)
         mine = SplitTensor.of(
-            take_local(w, placement, mesh), DTensorSpec(device_mesh, own), w.shape
+            take_local(w, placement, mesh.coords), DTensorSpec(device_mesh, own), w.shape
         ).requires_grad_()
         for other in (Shard(0), Shard(1), Replicate()):
             moved = mine.redistribute(placements=[other] * len(own))
@@ -268,7 +268,7 @@ def test_torch_keeps_nothing_of_its_shards_for_those_in_another_order() -> None:
         device_mesh = mesh.parameter_mesh()
         assert device_mesh is not None
         spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
-        like = SplitTensor.of(take_local(w, placement, mesh), spec, w.shape)
+        like = SplitTensor.of(take_local(w, placement, mesh.coords), spec, w.shape)
         assert spec.placements[0] != Shard(0) and Shard(0) != spec.placements[0]
         ours = [cut(x, like) for x in (w, v)]
         torch_s = [

@@ -303,7 +303,7 @@ def test_gather_whole_and_take_local_with_integers():
     whole = torch.arange(18).view(9, 2)
 
     def work(mesh):
-        local = take_local(whole, placement, mesh)
+        local = take_local(whole, placement, mesh.coords)
         assert local.shape == placement.local_shape(mesh.coords)
         return gather_whole(local, placement, mesh)
 
