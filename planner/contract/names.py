@@ -23,6 +23,12 @@ DRAWN_INTO = frozenset(
 )
 """Ops that draw random numbers into their first argument, if no other argument is a tensor."""
 
+
+def is_drawn_like(name: str, overload: str) -> bool:
+    """Return whether an op draws a new tensor of the shape of its first argument."""
+    return name in DRAWN_LIKE or f"{name}.{overload}" in DRAWN_LIKE
+
+
 PAGED = "cache"
 """The argument for a paged cache, in calls of transformers' continuous batching."""
 

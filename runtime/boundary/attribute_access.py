@@ -76,9 +76,10 @@ def assigned_attribute(name: str) -> property:
     seen: Any = seen_attribute(name)
 
     def get(self: Any) -> Any:
-        boundary: Any = self.__dict__.get("_shardwright")
-        call = None if boundary is None or boundary.model is None else boundary.call
-        if call is None or not (call.active or call.full):
+        boundary = self.__dict__.get("_shardwright")
+        if boundary is None or boundary.model is None:
+            return seen.fget(self)
+        if not (boundary.call.active or boundary.call.full):
             return seen.fget(self)
         # Dynamo also compiles what eager code between compiled functions calls.
         if torch.compiler.is_compiling() or _CALLBACK() is not None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import Atom, Dim, dim_size, resolve
-from shardwright.planner.contract.names import DRAWN_INTO, DRAWN_LIKE
+from shardwright.planner.contract.names import DRAWN_INTO, is_drawn_like
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import RandomNumbers
@@ -83,19 +83,16 @@ class RandomDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         own = _innermost.draws is self  # submodules draw for themselves
         if own and not any(isinstance(x, Tensor) for x in args[1:]):
-            name, at = func._schema.name.removeprefix("aten::"), func._overloadname
-            if name in DRAWN_INTO:
-                return args[0].copy_(self._drawn(func, args, kwargs))
-            if name in DRAWN_LIKE or f"{name}.{at}" in DRAWN_LIKE:
-                return self._drawn(func, args, kwargs)
+            name = func._schema.name.removeprefix("aten::")
+            into = name in DRAWN_INTO
+            if into or is_drawn_like(name, func._overloadname):
+                drawn = self._part(args[0], lambda whole: func(whole, *args[1:], **kwargs))
+                return args[0].copy_(drawn) if into else drawn
         if own and func is aten.native_dropout.default:  # on GPUs
             x, p, train = args
             mask = self._part(x, lambda whole: func(torch.ones_like(whole), p, train)[1])
             return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
         return func(*args, **kwargs)
-
-    def _drawn(self, func: Any, args: Sequence[Any], kwargs: Any) -> Tensor:
-        return self._part(args[0], lambda whole: func(whole, *args[1:], **kwargs))
 
     def _part(self, like: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
         """Return this rank's part of what `draw` makes of a new full tensor."""

@@ -166,7 +166,7 @@ def test_one_expert_of_a_stack_is_computed_alone(saved: Any) -> None:
     def run(mesh: Mesh) -> None:
         model = split(directory, plan, mesh)
         stack = model.model.layers[0].mlp.experts.gate_up_proj
-        with mock.patch("shardwright.runtime.quantized.kept.computed", counted):
+        with mock.patch("shardwright.runtime.quantized.layout.computed", counted):
             one = stack[3]
         assert sum(sizes) == one.numel() == stack.numel() // 5
         assert torch.equal(one, stack._local_tensor.dense()[3])

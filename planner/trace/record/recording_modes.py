@@ -25,7 +25,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.names import DRAWN_INTO, DRAWN_LIKE
+from shardwright.planner.contract.names import DRAWN_INTO, is_drawn_like
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
@@ -75,8 +75,8 @@ def is_drawn_by_shape(op: Any, args: Sequence[Any]) -> bool:
         return False
     name = name_of(op)
     into = name if name.endswith("_") else f"{name.removesuffix('_functional')}_"
-    like = name in DRAWN_LIKE or f"{name}.{op._overloadname}" in DRAWN_LIKE
-    return like or (into in DRAWN_INTO and op is not aten.bernoulli.default)
+    drawn_into = into in DRAWN_INTO and op is not aten.bernoulli.default
+    return drawn_into or is_drawn_like(name, op._overloadname)
 
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default)
