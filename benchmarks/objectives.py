@@ -63,7 +63,8 @@ def measured(group: tuple[str, int, list[str]]) -> list[Row]:
             begun = time.process_time()
             now = climb(start(task, SolverOptions(objective=objective)), SOLVING)
             found = now.solution
-            row[objective] = figures(predicted(task, found), phase) | {
+            cost = predicted(task, found.layouts, found.unfolded)
+            row[objective] = figures(cost, phase) | {
                 "byte_price_ns": found.objective.byte_price_ns,
                 "seconds": round(time.process_time() - begun, 2),
                 "status": found.report.status,

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from shardwright.planner.graph.graph import Boundary, Graph, Op
+from shardwright.planner.templates import rendered
 from shardwright.rules.call import Operand
 
 
-def graph_text(graph: Graph) -> Iterator[str]:
-    """Yield parameters, inputs, ops and boundaries in execution order, outputs, and marks."""
-    yield "# parameters and buffers: name, as stored -> as its module sees it"
-    for use in graph.uses:
-        kind = "buffer" if use.is_buffer else "parameter"
-        yield f"{kind} {use.fqn}: {tensor_text(graph, use.stored)} -> {use.used}"
-    yield ""
-    yield "# inputs"
-    yield from (tensor_text(graph, name) for name in graph.inputs)
-    yield ""
-    yield "# ops and module boundaries: results, op (arguments), module, source line"
-    yield from _in_order(graph)
-    yield ""
-    yield "# outputs"
-    yield from (tensor_text(graph, name) for name in graph.outputs)
-    yield ""
-    yield "# marks (planner/graph/marks.py): what else is known of tensors"
-    for kind, entries in graph.marks.entries():
-        for entry in sorted(entries):
-            yield f"{kind}: {entry if isinstance(entry, str) else ' '.join(map(str, entry))}"
+def graph_text(graph: Graph) -> str:
+    """Return parameters, inputs, ops and boundaries in execution order, outputs, and marks."""
+    tensor = partial(tensor_text, graph)
+    folder = Path(__file__).parent
+    return rendered(folder, "graph.txt", graph=graph, tensor=tensor, lines=_in_order(graph))
 
 
 def tensor_text(graph: Graph, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.dump.graph_text import graph_text
-from shardwright.planner.dump.text import axes_text, decisions_text, states_text
+from shardwright.planner.dump.text import FOLDER, axes_text, decisions_text, states_text
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import Optimum
@@ -22,17 +22,7 @@ from shardwright.planner.search.search_state import Attempt, SearchState, attemp
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers import cpsat
-
-INDEX = """What the planner saw and decided; docs/recipes/wrong-plan.md says how to follow it.
-
-decisions.txt  what was tried after what, what came of it, what is forbidden and why
-graph.txt      the traced graph: every op and module boundary, with its source line
-axes.txt       the axes that dims were refined into, what was in the way, the rule of every op
-states.txt     every tensor with the states that it may be in; * is what was chosen last
-plan.json      the plan, if there is one
-
-What the solver got is written by `--write-model FILE`, in CP-SAT's text format.
-"""
+from shardwright.planner.templates import rendered
 
 
 class Followed:
@@ -61,9 +51,9 @@ class Followed:
         if isinstance(now.outcome, Plan):
             self.plan = now.outcome
 
-    def files(self) -> Iterator[tuple[str, Iterable[str]]]:
-        """Yield the name and lines of each file."""
-        yield "README.txt", INDEX.splitlines()
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and text of each file."""
+        yield "README.txt", rendered(FOLDER, "README.txt")
         task, layouts = self.task, self.layouts
         names = axis_names(task.graph, task.axes)
         yield "graph.txt", graph_text(task.graph)
@@ -73,7 +63,7 @@ class Followed:
             yield "axes.txt", axes_text(task.graph, task.axes, states, names)
             yield "states.txt", states_text(task.graph, states, layouts, names)
         if self.plan is not None:
-            yield "plan.json", self.plan.to_json().splitlines()
+            yield "plan.json", self.plan.to_json()
 
 
 @contextmanager
@@ -100,8 +90,8 @@ def dumping(
         yield followed.tell
     finally:
         if folder is not None:
-            for name, lines in followed.files():
-                _write(Path(folder) / name, "\n".join(lines) + "\n")
+            for name, text in followed.files():
+                _write(Path(folder) / name, text)
         if model is not None and followed.found is not None:
             formulation, optimum = followed.found
             asked = question(

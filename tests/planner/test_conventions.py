@@ -89,7 +89,11 @@ def test_a_dense_decoder_is_split_as_by_hand(name: str, size: str, tp: int) -> N
     dims = {n: {d for d, _, _ in assignment[stored].shards} for n, stored in weights.items()}
     leaf = {n: n.removesuffix(".weight").rpartition(".")[2] for n in dims}
     assert dims == {n: {BY_HAND[leaf[n]]} if leaf[n] in BY_HAND else set() for n in dims}
-    kinds = {c.kind: c.count for c in predicted(task, found).collectives if c.phase == "forward"}
+    kinds = {
+        c.kind: c.count
+        for c in predicted(task, found.layouts, found.unfolded).collectives
+        if c.phase == "forward"
+    }
     layers = SIZES[size]["num_hidden_layers"]
     assert kinds == {"all_gather": 1, "all_reduce": 1 + 2 * layers}
 

@@ -167,9 +167,9 @@ def test_a_length_that_the_code_refuses_is_found_out_without_a_trace(
 ) -> None:
     """And keeps no other length from being traced."""
     again: list[object] = []
-    traced = traced_model._traced_again
+    traced = traced_model._of_other_source
     monkeypatch.setattr(
-        traced_model, "_traced_again", lambda *a, **k: (again.append(a), traced(*a, **k))[1]
+        traced_model, "_of_other_source", lambda *a, **k: (again.append(a), traced(*a, **k))[1]
     )
     prepare(Raises().double(), 2, args=(torch.randn(3, 19, 32).double(),))
     assert not again

@@ -17,11 +17,12 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.proven import Model, proven
-from shardwright.planner.exports.stock.runtimes import by_class, rendered
+from shardwright.planner.exports.stock.runtimes import FOLDER, by_class
 from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
 from shardwright.planner.exports.stock.table import WHOLE
 from shardwright.planner.on_ranks.stock import Table
 from shardwright.planner.problem.tp_plan import general
+from shardwright.planner.templates import rendered
 
 
 def emit(plan: Plan, model: Any = None, **how: Any) -> str:
@@ -53,6 +54,7 @@ def emit(plan: Plan, model: Any = None, **how: Any) -> str:
     small: Any = subject.small
     experts: Any = getattr(whole, "get_experts_implementation", dict)()
     return rendered(
+        FOLDER,
         "pull_request.md",
         plan=plan,
         stock=stock,

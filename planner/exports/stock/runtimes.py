@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import nn
 
 from shardwright.errors import PlanError
@@ -25,6 +24,10 @@ from shardwright.planner.exports.stock.experts import expert_ranks, expert_rules
 from shardwright.planner.exports.stock.proven import Model, proven, ranks_to_run
 from shardwright.planner.exports.stock.table import MAX_RATIO, WHOLE
 from shardwright.planner.on_ranks.stock import Source, Table
+from shardwright.planner.templates import rendered
+
+FOLDER = Path(__file__).parent
+"""The folder of the templates."""
 
 IN_TORCH = {
     "colwise": "ColwiseParallel()",
@@ -116,16 +119,7 @@ def source(table: Mapping[str, str], model: nn.Module, **figures: Any) -> str:
         for name, p in model.named_parameters(remove_duplicate=False)
         if first.setdefault(id(p), name) != name
     }
-    return rendered("parallelize.py", styles=styles, ties=ties, **{"held": None, **figures})
-
-
-def rendered(name: str, **values: Any) -> str:
-    """Return what a template of this folder becomes with these values."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    return environment.get_template(f"{name}.jinja").render(**values)
+    return rendered(FOLDER, "parallelize.py", styles=styles, ties=ties, **{"held": None, **figures})
 
 
 def _not_in_torch(table: Mapping[str, str]) -> str | None:
@@ -160,4 +154,4 @@ def _with_own_style(plan: Plan, model: Model) -> str:
             "bytes: use shardwright.load"
         )
     text = json.dumps(plan.model_dump(), sort_keys=True)
-    return rendered("own_style.py", plan=plan, ranks=ranks, ran=ran, text=text)
+    return rendered(FOLDER, "own_style.py", plan=plan, ranks=ranks, ran=ran, text=text)
