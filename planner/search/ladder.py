@@ -18,7 +18,7 @@ from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES, projections
 from shardwright.planner.problem.gathered import unsplittable
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.problem.optimize import SLACK
+from shardwright.planner.problem.optimize import SLACK, OutOfTime
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
 from shardwright.planner.search.solution import (
@@ -46,6 +46,25 @@ def attempt(now: SearchState, restrictions: Restrictions) -> SearchState:
     except InfeasibleError as error:
         outcome = error.with_traceback(None)  # a traceback would keep this attempt's memory alive
     return replace(now, restrictions=restrictions, formulation=formulation, outcome=outcome)
+
+
+def improve(now: SearchState, restrictions: Restrictions, what: str) -> SearchState:
+    """Do the same as `attempt`; if time runs out, keep the solution at hand.
+
+    Args:
+        now: The state; its outcome may be a solution.
+        restrictions: Those of the new attempt.
+        what: What the attempt may do to the solution, for the plan's note.
+
+    Raises:
+        OutOfTime: there is no solution at hand.
+    """
+    try:
+        return attempt(now, restrictions)
+    except OutOfTime:
+        if not isinstance(now.outcome, Solution):
+            raise
+        return replace(now, no_time_to=(*now.no_time_to, what))
 
 
 def solve_first(now: SearchState) -> SearchState | None:
@@ -94,14 +113,17 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     blocks, fewer = kept.task.recomputable, now
     most = sum(blocks.values())
     unlimited = replace(kept.asked, memory=None)
-    smallest = attempt(_for_memory(replace(kept, asked=unlimited)), kept.restrictions).outcome
-    found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
-    least = min(fewest(partial(_over, kept, each), most) for each in found)
-    for count in range(least, most):
-        task = kept.task.recomputing(_firsts(blocks, count))
-        fewer = climb(now.restart(task), FITTING)
-        if not isinstance(fewer.outcome, OverMemory):
-            break
+    try:
+        smallest = attempt(_for_memory(replace(kept, asked=unlimited)), kept.restrictions).outcome
+        found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
+        least = min(fewest(partial(_over, kept, each), most) for each in found)
+        for count in range(least, most):
+            task = kept.task.recomputing(_firsts(blocks, count))
+            fewer = climb(now.restart(task), FITTING)
+            if not isinstance(fewer.outcome, OverMemory):
+                break
+    except OutOfTime:
+        fewer = replace(now, no_time_to=(*now.no_time_to, "compute fewer blocks again"))
     fewer = fewer if isinstance(fewer.outcome, Solution) else now
     return replace(fewer, without_recompute=None)
 
@@ -191,7 +213,8 @@ def gather(now: SearchState) -> SearchState | None:
         return None
     gathered = restrictions.gathered | more
     conventions = now.asked.conventions
-    return attempt(now, replace(restrictions, gathered=gathered, conventions=conventions))
+    wanted = replace(restrictions, gathered=gathered, conventions=conventions)
+    return improve(now, wanted, "shard weights that are all-gathered at each use")
 
 
 def split_attention(now: SearchState) -> SearchState | None:
@@ -206,7 +229,7 @@ def split_attention(now: SearchState) -> SearchState | None:
     if all(placed[n] in preferred[n] for n in preferred.keys() - found.pinned.keys()):
         return None
     wanted = replace(now.restrictions, conventions=frozenset({TABLES, PROJECTIONS}))
-    return replace(attempt(now, wanted), before=now)
+    return replace(improve(now, wanted, "shard attention"), before=now)
 
 
 def leave_attention(now: SearchState) -> SearchState | None:
