@@ -339,4 +339,4 @@ def test_serving_without_a_tokenizer(
         f"{model} has no tokenizer that transformers can read: save a fast one (tokenizer.json) "
         "with the model"
     )
-    assert "cannot find the config of nowhere" in error_line(run("serve", "./nowhere", "--tp", 2))
+    assert "cannot find the config of ./nowhere" in error_line(run("serve", "./nowhere", "--tp", 2))
