@@ -58,6 +58,8 @@ class Keeps(PreTrainedModel):
                 kept = [(nn.Parameter(drawn),)]
             case "modules":
                 kept = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())]
+            case "between":
+                kept = [nn.Linear(2 * WIDTH, 2 * WIDTH)]
             case "registered":
                 kept = [self.down]
         self.kept = kept
@@ -68,6 +70,8 @@ class Keeps(PreTrainedModel):
             nn.init.normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.config.what == "between":
+            return self.down(self.kept[0](self.up(x)).relu())
         x = self.down(self.up(x).relu())
         if not self.kept:
             return x * self.factor
@@ -116,7 +120,7 @@ def test_parameters_in_a_plain_list_are_in_no_checkpoint(
         empty_model(Keeps, KeepsConfig(what))
 
 
-@pytest.mark.parametrize("what", ["parameters", "modules", "registered"])
+@pytest.mark.parametrize("what", ["parameters", "modules", "between", "registered"])
 def test_a_module_at_hand_keeps_what_it_has(what: str) -> None:
     """Outputs and gradients are those of the unsplit model, of parameters in lists as well."""
     model, x = made(what), inputs(2, 7)
