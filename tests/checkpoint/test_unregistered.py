@@ -60,6 +60,8 @@ class Keeps(PreTrainedModel):
                 kept = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())]
             case "between":
                 kept = [nn.Linear(2 * WIDTH, 2 * WIDTH)]
+            case "leaf":
+                self.factor = torch.randn(2 * WIDTH, dtype=torch.float64, requires_grad=True)
             case "registered":
                 kept = [self.down]
         self.kept = kept
@@ -72,6 +74,8 @@ class Keeps(PreTrainedModel):
     def forward(self, x: Tensor) -> Tensor:
         if self.config.what == "between":
             return self.down(self.kept[0](self.up(x)).relu())
+        if self.config.what == "leaf":
+            return self.down((self.up(x) * self.factor).relu())
         x = self.down(self.up(x).relu())
         if not self.kept:
             return x * self.factor
@@ -120,7 +124,7 @@ def test_parameters_in_a_plain_list_are_in_no_checkpoint(
         empty_model(Keeps, KeepsConfig(what))
 
 
-@pytest.mark.parametrize("what", ["parameters", "modules", "between", "registered"])
+@pytest.mark.parametrize("what", ["parameters", "modules", "between", "leaf", "registered"])
 def test_a_module_at_hand_keeps_what_it_has(what: str) -> None:
     """Outputs and gradients are those of the unsplit model, of parameters in lists as well."""
     model, x = made(what), inputs(2, 7)
@@ -128,7 +132,7 @@ def test_a_module_at_hand_keeps_what_it_has(what: str) -> None:
     def step(local: nn.Module) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
         output = local(x)
         (output**2).sum().backward()
-        (kept,) = local.kept  # type: ignore[misc]
+        (kept,) = local.kept or [[local.factor]]  # type: ignore[misc]
         apart = kept.parameters() if isinstance(kept, nn.Module) else kept
         grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
         own = [] if what == "registered" else [p.grad for p in apart]

@@ -333,7 +333,7 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         if name not in m._non_persistent_buffers_set
     }
     for t in {id(t): t for t in (*tensors, *kept, *_of_block_masks(module))}.values():
-        empty = torch.empty_like(t.detach(), device="meta")
+        empty = torch.empty_like(t.detach(), device="meta").requires_grad_(t.requires_grad)
         empty = empty if id(t) in stored else remembered(t, empty)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     copied = duplicate(module, memo).eval()
