@@ -33,6 +33,7 @@ from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
+from shardwright.runtime.model.unregistered import check_same_tensors
 from shardwright.runtime.modules.apply_modules import apply_modules
 from shardwright.runtime.modules.parameters import make_dtensors
 from shardwright.runtime.modules.recomputation import recompute_blocks
@@ -171,8 +172,10 @@ def split_and_read(
 
     Raises:
         CheckpointError: on all ranks, where weights do not fit on one of them.
+        DistributedError: the ranks made other buffers.
     """
     groups = groups_of(plan.mesh, ranks)
+    check_same_tensors("loading", model, groups, persistent=False)
     built = getattr(getattr(model, "config", None), "dtype", None)
     conversions = Conversions(model, built)
     ranks = _split(model, plan, ranks)
@@ -315,6 +318,7 @@ def apply(
     _, failure = tried(lambda: _refuse_other_model(model, plan))
     alike = {"model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
+    check_same_tensors("applying the plan", model, groups, persistent=True)
     ranks = _split(model, plan, ranks)
     _finish(model, plan, ranks)
     if own_rows:

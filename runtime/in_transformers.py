@@ -28,6 +28,7 @@ from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.identity import check_identity
+from shardwright.runtime.model.unregistered import refuse_unregistered
 from shardwright.runtime.ranks.agreement import agree, tried
 
 STYLE = "shardwright"
@@ -161,6 +162,7 @@ def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str],
     def checked() -> Checkpoint:
         check_identity(model, plan)
         check_closures(model)
+        refuse_unregistered(model)
         return Checkpoint.open(Path(files[0]).parent)
 
     checkpoint, failure = tried(checked)

@@ -16,7 +16,7 @@ from shardwright.errors import ShardwrightError
 
 
 class Commands(click.Group):
-    """A group that prints errors of ours and of the machine as one line.
+    """A group that prints errors of ours, of the command line and of the machine as one line.
 
     Its commands are listed in the order in which they were added.
     """
@@ -41,9 +41,15 @@ class Commands(click.Group):
 
 @contextmanager
 def _errors_in_a_line(ctx: click.Context) -> Iterator[None]:
-    """Print errors of ours and of the machine as one line, and end the command."""
+    """Print errors of ours, of the command line and of the machine as one line; end the command."""
     try:
         yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        where = (error.ctx or ctx).command_path
+        say(f"Error: {error.format_message().rstrip('.')} (see '{where} --help')")
+        ctx.exit(error.exit_code)
     except ShardwrightError as error:
         say(f"Error: {as_options(str(error))}")
         ctx.exit(error.exit_code)

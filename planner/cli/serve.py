@@ -73,10 +73,13 @@ def serve(
     """
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise UsageError(f"serving needs {', '.join(missing)}: pip install 'shardwright[serve]'")
-    plan = _plan(model, tp, file, dtype, how)
+    if (tp is None) == (file is None):
+        raise UsageError("give the number of ranks with --tp, or a plan with --plan")
     from shardwright.planner.on_ranks.launch import run_processes
-    from shardwright.runtime.serving.rank import Serving, serve_on_rank
+    from shardwright.runtime.serving.rank import Serving, serve_on_rank, tokenizer_of
 
+    tokenizer_of(model, how)  # before a plan is made and ranks start
+    plan = _plan(model, tp, file, dtype, how)
     asked = Serving(
         model, plan.to_json(), name or model, host, port, max_length, cache_tokens, max_requests,
         timeout, {**how, "dtype": dtype},
@@ -95,7 +98,6 @@ def _plan(
     """Return the plan in a file, or one for `tp` ranks that decode.
 
     Raises:
-        UsageError: neither or both are given.
         PlanError: the plan is not proven for continuous batching, or needs more than tp.
     """
     import shardwright
@@ -103,8 +105,6 @@ def _plan(
     from shardwright.planner.contract.names import is_batched
     from shardwright.planner.contract.plan_file import Plan
 
-    if (tp is None) == (file is None):
-        raise UsageError("give the number of ranks with --tp, or a plan with --plan")
     if file is None:
         with working(f"planning {model}"):
             return shardwright.plan(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.files import write_atomically
@@ -90,14 +91,36 @@ def dumping(
         yield followed.tell
     finally:
         if folder is not None:
-            for name, text in followed.files():
-                _write(Path(folder) / name, text)
+            _write_all(Path(folder), followed.files())
         if model is not None and followed.found is not None:
             formulation, optimum = followed.found
             asked = question(
                 formulation.network.problem, optimum.byte_price, bool(optimum.caps)
             )  # the problem as it was posed, without reductions
             _write(Path(model), cpsat.as_text(asked, 0, optimum.caps))
+
+
+def _write_all(folder: Path, files: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """Write files into a folder, or leave all as it was.
+
+    They are written beside it first, where there is the same room.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with TemporaryDirectory(dir=there, prefix=".dump-") as beside:
+            names = []
+            for name, lines in files:
+                (Path(beside) / name).write_text("\n".join(lines) + "\n")
+                names.append(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                (Path(beside) / name).replace(folder / name)
+    except OSError as error:
+        for path in missing:
+            with suppress(OSError):  # it has files, or was not made
+                path.rmdir()
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
 
 
 def _write(path: Path, text: str) -> None:

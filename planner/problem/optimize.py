@@ -72,6 +72,10 @@ class OverBudget(InfeasibleError):
         """A plan with `floor` bytes."""
 
 
+class OutOfTime(SolverError):
+    """No plan was found within the time limit."""
+
+
 class Proof(NamedTuple):
     """The best known plan, and what the requested solver did with it."""
 
@@ -164,7 +168,7 @@ class PricedPlans:
         """Return the best plan if a byte costs `weight` units of the other component.
 
         Raises:
-            SolverError: the solver found no plan in time.
+            OutOfTime: the solver found no plan in time.
         """
         if weight not in self._found:
             best = self._cheapest(self._points, weight)
@@ -172,7 +176,7 @@ class PricedPlans:
             self._found[weight] = found
         result = self._found[weight]
         if result.assignment is None:
-            raise SolverError("no plan found within the time limit: raise --time-limit")
+            raise OutOfTime("no plan found within the time limit: raise --time-limit")
         return result, result.assignment
 
     def _asked(self, weight: int) -> Result:

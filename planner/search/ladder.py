@@ -16,7 +16,7 @@ from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES, projections
 from shardwright.planner.problem.gathered import unsplittable
 from shardwright.planner.problem.memory_budget import OverMemory
-from shardwright.planner.problem.optimize import SLACK
+from shardwright.planner.problem.optimize import SLACK, OutOfTime
 from shardwright.planner.search.recomputed_blocks import recompute_all, with_fewer
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
@@ -40,6 +40,25 @@ def attempt(now: SearchState, restrictions: Restrictions) -> SearchState:
     return replace(now, restrictions=restrictions, formulation=formulation, outcome=outcome)
 
 
+def improve(now: SearchState, restrictions: Restrictions, what: str) -> SearchState:
+    """Do the same as `attempt`; if time runs out, keep the solution at hand.
+
+    Args:
+        now: The state; its outcome may be a solution.
+        restrictions: Those of the new attempt.
+        what: What the attempt may do to the solution, for the plan's note.
+
+    Raises:
+        OutOfTime: there is no solution at hand.
+    """
+    try:
+        return attempt(now, restrictions)
+    except OutOfTime:
+        if not isinstance(now.outcome, Solution):
+            raise
+        return replace(now, no_time_to=(*now.no_time_to, what))
+
+
 def solve_first(now: SearchState) -> SearchState | None:
     """Solve the problem if there is no outcome yet."""
     return attempt(now, now.restrictions) if now.outcome is None else None
@@ -55,13 +74,16 @@ def recompute_fewer(now: SearchState) -> SearchState | None:
     if kept is None or not isinstance(now.outcome, Solution):
         return None
     unlimited = _for_memory(replace(kept, asked=replace(kept.asked, memory=None)))
-    smallest = attempt(unlimited, kept.restrictions).outcome
-    found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
     fewer = now
-    for task in with_fewer(kept, found):
-        fewer = climb(now.restart(task), FITTING)
-        if not isinstance(fewer.outcome, OverMemory):
-            break
+    try:
+        smallest = attempt(unlimited, kept.restrictions).outcome
+        found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
+        for task in with_fewer(kept, found):
+            fewer = climb(now.restart(task), FITTING)
+            if not isinstance(fewer.outcome, OverMemory):
+                break
+    except OutOfTime:
+        fewer = replace(now, no_time_to=(*now.no_time_to, "compute fewer blocks again"))
     fewer = fewer if isinstance(fewer.outcome, Solution) else now
     return replace(fewer, without_recompute=None)
 
@@ -118,7 +140,8 @@ def gather(now: SearchState) -> SearchState | None:
         return None
     gathered = restrictions.gathered | more
     conventions = now.asked.conventions
-    return attempt(now, replace(restrictions, gathered=gathered, conventions=conventions))
+    wanted = replace(restrictions, gathered=gathered, conventions=conventions)
+    return improve(now, wanted, "shard weights that are all-gathered at each use")
 
 
 def split_attention(now: SearchState) -> SearchState | None:
@@ -133,7 +156,7 @@ def split_attention(now: SearchState) -> SearchState | None:
     if all(placed[n] in preferred[n] for n in preferred.keys() - found.pinned.keys()):
         return None
     wanted = replace(now.restrictions, conventions=frozenset({TABLES, PROJECTIONS}))
-    return replace(attempt(now, wanted), before=now)
+    return replace(improve(now, wanted, "shard attention"), before=now)
 
 
 def leave_attention(now: SearchState) -> SearchState | None:

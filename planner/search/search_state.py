@@ -35,6 +35,8 @@ class SearchState:
         error_on_device: The memory error of the device, if the search now looks for least memory.
         without_recompute: The state in which no plan fits with all activations kept, if all blocks
             are now computed again.
+        no_time_to: What the time limit left no time for, though it might have made the solution
+            better.
     """
 
     task: Task
@@ -47,6 +49,7 @@ class SearchState:
     error_without_sp: OverMemory | None = None
     error_on_device: OverMemory | None = None
     without_recompute: SearchState | None = None
+    no_time_to: tuple[str, ...] = ()
 
     def restart(
         self, task: Task | None = None, restrictions: Restrictions | None = None
@@ -84,6 +87,8 @@ class SearchState:
         if self.error_on_device is not None:
             on = f"{human_bytes(self.error_on_device.budget)} of {self.task.workload.device}"
             plan = plan.noted(f"planned for least memory: no plan was found that fits the {on}")
+        for what in self.no_time_to:
+            plan = plan.noted(f"there was no time left to {what}: raise --time-limit")
         return plan
 
     def _found(self, kind: type[T]) -> T:

@@ -53,15 +53,40 @@ def hull(points: Front) -> Front:
     kept = points[:1]
     for point in points:
         x, y, _ = point
-        if y >= kept[-1][1]:
+        x1, y1, _ = kept[-1]
+        if y >= y1:
             continue
         while len(kept) > 1:
-            (x0, y0, _), (x1, y1, _) = kept[-2:]
+            x0, y0, _ = kept[-2]
             if (x1 - x0) * (y0 - y) < (x - x0) * (y0 - y1):
                 break
             kept.pop()
+            x1, y1 = x0, y0
         kept.append(point)
     return kept
+
+
+def summed(front: Front, other: Front) -> Front:
+    """Return the hull of all sums of a point of one hull and one of another.
+
+    A hull falls ever less steeply, and that of the sums has the edges of both in this order.
+    """
+    i, j, ends = 0, 0, (len(front) - 1, len(other) - 1)
+    (x, y, choices), (u, v, others) = front[0], other[0]
+    out = [(x + u, y + v, (choices, others))]
+    while (i, j) != ends:
+        turn = 1 if j == ends[1] else -1
+        if i < ends[0] and j < ends[1]:
+            (x1, y1, _), (u1, v1, _) = front[i + 1], other[j + 1]
+            turn = (y - y1) * (u1 - u) - (v - v1) * (x1 - x)
+        if turn >= 0:
+            i += 1
+            x, y, choices = front[i]
+        if turn <= 0:
+            j += 1
+            u, v, others = other[j]
+        out.append((x + u, y + v, (choices, others)))
+    return out
 
 
 class Table(NamedTuple):
@@ -114,17 +139,15 @@ def join(
     for values, front in a.rows.items():
         for more, other in matches.get(key_a(values), ()):
             row = values + more
-            if at is None:
-                found = [(x + x1, y + y1, (c, c1)) for x, y, c in front for x1, y1, c1 in other]
+            if len(front) > 1 < len(other) and prune is hull:
+                found = summed(front, other)
             else:
+                found = [(x + x1, y + y1, (c, c1)) for x, y, c in front for x1, y1, c1 in other]
+                if len(front) > 1 < len(other):
+                    found = prune(sorted(found, key=COSTS))
+            if at is not None:
                 value = row[at]
-                found = [
-                    (x + x1, y + y1, (drop, value, (c, c1)))
-                    for x, y, c in front
-                    for x1, y1, c1 in other
-                ]
-            if len(front) > 1 < len(other):
-                found = prune(sorted(found, key=COSTS))
+                found = [(x, y, (drop, value, c)) for x, y, c in found]
             count += len(found)
             key = merge(row)
             if key in rows:

@@ -222,6 +222,7 @@ def trace_folded(
 
     refused: ModelError | None = None
     foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
+    as_plain = left_out == known.left_out(source.runs[:1])
     apart: dict[str, int] = defaultdict(lambda: int(ends))
     in_more_runs = set[str]()
     while foldable:
@@ -232,6 +233,7 @@ def trace_folded(
         try:
             return _folded(source, stacks, owners, known)
         except Unfoldable as error:
+            as_plain = False
             in_more_runs |= set() if error.in_priced_runs else error.stacks
             out = set[str]()
             for path in error.stacks:
@@ -246,9 +248,15 @@ def trace_folded(
                 (_priced(source), out - in_more_runs),
             )
         except ModelError as error:
-            lacking = isinstance(error.__cause__, DATA_DEPENDENT) and plain and known.valued
+            # What fails in the plain call, shortened alike, fails with that call alone as well.
+            behind = error.behind if isinstance(error, RunRefused) else 0
+            alone_too = plain or (as_plain and behind == len(source.runs))
+            lacking = isinstance(error.__cause__, DATA_DEPENDENT) and alone_too and known.valued
             if lacking or isinstance(error.__cause__, ImportError):
+                if alone_too:
+                    known.refuse(source.runs[:1], error)
                 raise  # so would all blocks
+            known.folds &= not alone_too
             refused = error
             break  # the code needs all blocks, or cannot be traced at all
     known.folds &= not plain

@@ -21,6 +21,7 @@ from shardwright.errors import ModelError, UsageError, first_line, in_one_line
 from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusted, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import PackageConfig, default_dtype
+from shardwright.runtime.model.unregistered import refuse_unregistered
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -121,11 +122,12 @@ def empty_model(
 
     Raises:
         ModelError: a buffer that no checkpoint holds depends on a parameter's value and therefore
-            could not be computed.
+            could not be computed; or modules are where no checkpoint holds their parameters.
     """
     with parameters_on_meta(), default_dtype(dtype):
         model = factory(*args, **kwargs)
     move_to_meta(model)
+    refuse_unregistered(model)
     if lost := [name for name, buffer in _transient(model) if buffer.is_meta]:
         raise ModelError(
             f"buffer {lost[0]} of {type(model).__name__} is computed from parameters, which "

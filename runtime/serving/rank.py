@@ -17,6 +17,8 @@ import torch.distributed as dist
 from shardwright.errors import DistributedError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import load
+from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.hub import Hub
 
 KEY = "SHARDWRIGHT_API_KEY"
 """The environment variable with the API key; it is not an option, which others could read."""
@@ -65,7 +67,7 @@ def serve_on_rank(asked: Serving) -> None:
         UsageError: the model has no tokenizer that can stream, or the port is taken.
         DistributedError: the ranks could not go on.
     """
-    tokenizer = _tokenizer(asked)
+    tokenizer = tokenizer_of(asked.model, asked.how)
     opened = _listening(asked) if dist.get_rank() == 0 else None
     model = load(asked.model, Plan.from_json(asked.plan), **asked.how)
     manager = manager_of(model, asked)
@@ -82,21 +84,33 @@ def serve_on_rank(asked: Serving) -> None:
         raise DistributedError(f"rank {dist.get_rank()} stopped generating: {failed}")
 
 
-def _tokenizer(asked: Serving) -> Any:
+def tokenizer_of(model: str, how: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of a model, if it can stream.
+
+    Args:
+        model: Directory or hub id.
+        how: Arguments of `load`, of which some hold for tokenizers, too.
+
+    Raises:
+        ModelError: there is no such model.
+        UsageError: it has no such tokenizer.
+    """
     from transformers import AutoTokenizer
 
+    hub = Hub(**{name: how[name] for name in Hub._fields if name in how})
+    read_config(model, how.get("trust_remote_code", False), hub)
     names = ("trust_remote_code", "revision", "cache_dir", "local_files_only")
-    how = {name: asked.how[name] for name in names if name in asked.how}
+    how = {name: how[name] for name in names if name in how}
     try:
-        found: Any = AutoTokenizer.from_pretrained(asked.model, **how)
+        found: Any = AutoTokenizer.from_pretrained(model, **how)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
-            f"{asked.model} has no tokenizer that transformers can read: save a fast one "
+            f"{model} has no tokenizer that transformers can read: save a fast one "
             "(tokenizer.json) with the model"
         ) from error
     if not getattr(found, "is_fast", False):
         raise UsageError(
-            f"the tokenizer of {asked.model} is a {type(found).__name__}, which cannot stream: "
+            f"the tokenizer of {model} is a {type(found).__name__}, which cannot stream: "
             "save a fast one (tokenizer.json) with the model"
         )
     return found

@@ -192,7 +192,8 @@ def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
     ):
         raise UsageError(
             f"{func.__name__} writes a plain tensor that gets a gradient to a tensor of a split "
-            "model: compute with p.full_tensor() instead, and not in place"
+            "model: detach it, or write under torch.no_grad(); or compute with p.full_tensor(), "
+            "and not in place"
         )
 
 

@@ -303,3 +303,40 @@ def test_code_of_a_checkpoint_is_never_run(run: Run, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert "comes with code of its own" in error_line(run("plan", tmp_path, "--tp", 2))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["plan"], "Missing argument 'MODEL' (see 'shardwright plan --help')"),
+        (["bogus"], "No such command 'bogus' (see 'shardwright --help')"),
+        (["diff", "a.json"], "Missing argument 'B.JSON' (see 'shardwright diff --help')"),
+        (
+            ["calibrate", "--nope"],
+            "No such option '--nope' (see 'shardwright calibrate --help')",
+        ),
+        (
+            ["plan", "x", "--tp", "z"],
+            "Invalid value for '--tp': 'z' is not a valid integer range "
+            "(see 'shardwright plan --help')",
+        ),
+        (
+            ["plan", "x", "--tp", 2, "--json", "--quiet"],
+            "--json and --quiet exclude each other (see 'shardwright plan --help')",
+        ),
+    ],
+)
+def test_a_wrong_command_line(run: Run, words: list[object], text: str) -> None:
+    assert error_line(run(*words), code=2) == text
+
+
+def test_serving_without_a_tokenizer(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said before a plan is made."""
+    monkeypatch.setattr(shardwright, "plan", None)
+    assert error_line(run("serve", model, "--tp", 2), code=2) == (
+        f"{model} has no tokenizer that transformers can read: save a fast one (tokenizer.json) "
+        "with the model"
+    )
+    assert "cannot find the config of ./nowhere" in error_line(run("serve", "./nowhere", "--tp", 2))

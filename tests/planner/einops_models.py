@@ -52,10 +52,19 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, dim: int, depth: int, heads: int, talking: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        talking: bool = False,
+        each: int = 8,
+        hidden: int = 0,
+    ) -> None:
         super().__init__()
+        wide = hidden or 2 * dim
         self.layers = nn.ModuleList(
-            nn.ModuleList([Attention(dim, heads, talking=talking), FeedForward(dim, 2 * dim)])
+            nn.ModuleList([Attention(dim, heads, each, talking), FeedForward(dim, wide)])
             for _ in range(depth)
         )
 
@@ -96,6 +105,17 @@ class ViT(nn.Module):
         return self.head(x.mean(dim=1) if self.pool == "mean" else x[:, 0])
 
 
+class View(ViT):
+    """One of the views of vit-pytorch's CrossViT, of the sizes in its README: of 256 x 256 dots."""
+
+    def __init__(self, dim: int, depth: int, patch: int) -> None:
+        super().__init__(dim, depth=0)
+        self.embed = patches(dim, patch)
+        self.positions = nn.Parameter(torch.randn(1, (256 // patch) ** 2 + 1, dim))
+        self.transformer = Transformer(dim, depth, 8, each=64, hidden=2048)
+        self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 1000))
+
+
 class CaiT(nn.Module):
     """Tokens attend to each other first, then the class token attends to them."""
 
@@ -118,10 +138,10 @@ class CaiT(nn.Module):
 class CrossAttention(nn.Module):
     """A class token attends to the patches of another width."""
 
-    def __init__(self, dim: int, other: int) -> None:
+    def __init__(self, dim: int, other: int, heads: int = 6, each: int = 8) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(dim, other), nn.Linear(other, dim)
-        self.attention = Attention(other, 6)
+        self.attention = Attention(other, heads, each)
 
     def forward(self, token: Tensor, context: Tensor) -> Tensor:
         return token + self.leave(self.attention(self.enter(token), context))
@@ -146,3 +166,15 @@ class CrossViT(nn.Module):
             a0, b0 = of_a(a0, b1), of_b(b0, a1)
             a, b = torch.cat((a0, a1), dim=1), torch.cat((b0, b1), dim=1)
         return views[0].head(a[:, 0]) + views[1].head(b[:, 0])
+
+
+class UsualCrossViT(CrossViT):
+    """Of the sizes in vit-pytorch's README: 18 million parameters, patches of 16 and of 64 dots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views = nn.ModuleList([View(192, 2, 16), View(384, 3, 64)])
+        self.cross = nn.ModuleList(
+            nn.ModuleList([CrossAttention(192, 384, 8, 64), CrossAttention(384, 192, 8, 64)])
+            for _ in range(2)
+        )

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from shardwright.planner.solvers import backtracking, cpsat
+from shardwright.planner.solvers.elimination import COSTS, Front, hull, summed
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Row
 from tests.planner.problems import SECONDS, assignments, check
@@ -128,3 +132,19 @@ def test_backtracking_gives_the_same_assignment_every_time():
     problem = chain(8)
     solve = partial(backtracking.solve, problem, 1, {0: 800}, None, SECONDS)
     assert solve() == solve()
+
+
+def hulls(name: str) -> st.SearchStrategy[Front]:
+    """Hulls of up to eight points, of which several may lie on a line."""
+    costs = st.tuples(st.integers(0, 12), st.integers(0, 12))
+    points = st.lists(costs, min_size=1, max_size=8)
+    return points.map(
+        lambda many: hull(sorted([(x, y, (name, n)) for n, (x, y) in enumerate(many)], key=COSTS))
+    )
+
+
+@given(hulls("a"), hulls("b"))
+def test_the_sums_of_two_hulls_are_merged_by_slope(a: Front, b: Front) -> None:
+    """The same points, with the same choices, as the hull of all sums."""
+    sums = [(x + u, y + v, (c, d)) for x, y, c in a for u, v, d in b]
+    assert summed(a, b) == hull(sorted(sums, key=COSTS))

@@ -1,5 +1,7 @@
 """What `--dump` writes: all that the planner saw, and what it decided, with source lines."""
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -78,3 +80,23 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write .*file"):
         planning.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path / "file")
+
+
+@pytest.mark.parametrize("inside", ["", "new/deep"])
+def test_a_full_disk_leaves_the_folder_as_it_was(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for the first files, not for the third."""
+    write, folder = Path.write_text, tmp_path / inside
+    (tmp_path / "README.txt").write_text("mine")
+
+    def until_full(self: Path, *text: str) -> int:
+        if self.name == "decisions.txt":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, *text)
+
+    monkeypatch.setattr(Path, "write_text", until_full)
+    with pytest.raises(UsageError, match=f"cannot write {folder}: No space left on device"):
+        planning.plan(tiny(), 2, dump=folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["README.txt"]
+    assert (tmp_path / "README.txt").read_text() == "mine"

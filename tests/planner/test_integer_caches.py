@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.sizes.provenance import SourcedInt
 from shardwright.planner.trace.state import code_state
 from tests.marks import long
-from tests.planner.einops_models import SIDE, Attention, CaiT, CrossViT, ViT
+from tests.planner.einops_models import SIDE, Attention, CaiT, CrossViT, UsualCrossViT, ViT
 from tests.planner.equal import assert_equal, features, planned
 
 DIM, HEADS, EACH = 48, 6, 8
@@ -76,6 +76,17 @@ def test_vision_transformers(make: Callable[[], nn.Module], tp: int) -> None:
     plan = planned(model, images, tp)
     assert share(plan) <= {2: 0.53, 3: 0.36}[tp]
     assert_equal(model, images, plan, collectives=False, spread=0.2)
+
+
+@pytest.mark.parametrize("tp", [2, long(3)])
+def test_a_cross_vit_of_usual_sizes(tp: int) -> None:
+    def pictures(batch: int, _: int) -> tuple[Tensor]:
+        return (torch.randn(batch, 3, 256, 256, dtype=torch.float64),)
+
+    model = UsualCrossViT().double().eval()
+    plan = planned(model, pictures, tp)
+    assert share(plan) <= {2: 0.53, 3: 0.36}[tp]
+    assert_equal(model, pictures, plan, collectives=False, spread=0.05)
 
 
 # --- caches of all kinds

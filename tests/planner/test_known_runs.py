@@ -188,6 +188,48 @@ def test_what_the_plain_call_shows_is_known_of_it_alone(monkeypatch: pytest.Monk
     assert len(traces) == 4  # both stacks, the used one, with its ends apart, all blocks
 
 
+class Counts(Towers):
+    """Its code wants all blocks, whatever the call."""
+
+    def forward(self, x: Tensor, more: bool = False) -> Tensor:
+        return super().forward(x) * torch.stack([x] * (len(self.used) // 9)).sum(0)
+
+
+def test_a_plain_call_that_fails_among_others_is_not_tried_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a block of each kind it fails in the first run: without the others it does as well."""
+    traces = counted(monkeypatch, "_asked")
+    wishes = ((Run("", (X,), {"more": True}, priced=False),),)
+    source = Source(
+        Counts().to("meta").eval(), (X,), {}, "", "", X.dtype,
+        further=wishes[0], wishes=wishes,
+    )  # fmt: skip
+    found, folding, _ = trace_all(source)
+    assert not folding.stacks and found.further == source.further
+    assert len(traces) == 3  # a block of each kind for both calls; all blocks for one, and for both
+
+
+class Asks(Towers):
+    def forward(self, x: Tensor, more: bool = False) -> Tensor:
+        return super().forward(x)[: int(x.sum())]
+
+
+def test_data_that_the_plain_call_needs_among_others_it_needs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If there are inputs with values, these come next."""
+    traces = counted(monkeypatch, "_asked")
+    wishes = ((Run("", (X,), {"more": True}, priced=False),),)
+    source = Source(
+        Asks().to("meta").eval(), (X,), {}, "", "", X.dtype,
+        further=wishes[0], wishes=wishes,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="data-dependent"):
+        trace_all(source, valued=True)
+    assert len(traces) == 1
+
+
 def test_stacks_that_some_runs_do_not_fold_are_left_out_of_more_runs() -> None:
     known = Known(unfoldable=[(RUNS[:1], frozenset({"a"})), (RUNS, frozenset({"b"}))])
     assert known.left_out(RUNS) == {"a", "b"}

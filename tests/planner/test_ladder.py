@@ -18,13 +18,16 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.prepare import prepare
+from shardwright.planner.problem import optimize
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
+from shardwright.planner.search import ladder
 from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, search
 from shardwright.planner.search.recomputed_blocks import fewest
 from shardwright.planner.search.restrictions import Restrictions
 from shardwright.planner.search.search_state import Attempt, attempted, start
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.search.task import Task
+from shardwright.planner.solvers.problem import Result
 from tests import zoo
 from tests.planner import mlps
 from tests.planner import modules as m
@@ -175,6 +178,62 @@ def test_past_the_time_limit_nothing_is_tried_again(monkeypatch: Any) -> None:
     monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "no"))
     with pytest.raises(SolverError, match="time limit of 20 seconds: 1 failed on meta, .* no;"):
         _ = search(task_of(Within(mlps.Mlp())), late).plan
+
+
+@pytest.mark.parametrize(
+    "make, what, note",
+    [
+        (lambda: task_of(slim("Olmo2ForCausalLM")), SPLIT, "shard attention"),
+        (
+            lambda: prepare(Between().double(), 2, args=features(WIDTH)(3, 19)),
+            GATHER,
+            "shard weights that are all-gathered at each use",
+        ),
+    ],
+)
+def test_a_step_without_time_keeps_the_solution_at_hand(
+    make: Any, what: str, note: str, monkeypatch: Any
+) -> None:
+    """The first attempt has all the time, and later ones a billionth of a second."""
+    solve, first = ladder.solve, list[Any]()
+
+    def late(task: Task, formulation: Any, asked: SolverOptions) -> Any:
+        if not first:
+            first.append(solve(task, formulation, asked))
+            return first[0]
+        monkeypatch.setattr(optimize, "solve_residual", lambda *_: Result("unknown", None, 0))
+        return solve(task, formulation, replace(asked, seconds=1e-9))
+
+    monkeypatch.setattr(ladder, "solve", late)
+    told, plan = story(make())
+    assert [t.what for t in told] == [SOLVE, what, TRY] and plan is not None
+    assert plan.solver.note == f"there was no time left to {note}: raise --time-limit"
+    assert plan.solver.objective == first[0].report.objective
+
+
+def test_without_time_all_blocks_are_computed_again(monkeypatch: Any) -> None:
+    """What as few as fit would be is found after a plan with all of them is at hand."""
+    training: dict[str, Any] = {"phase": "train", "batch": 4, "seq": 64}
+    model, solve = zoo.build("llama")[1], ladder.solve
+    least = [
+        climb(start(task_of(model, recompute=again, **training), ASKED), SOLVING).solution
+        for again in (False, True)
+    ]
+    room = sum(each.unfolded.memory.total for each in least) // 2
+
+    def late(task: Task, formulation: Any, asked: SolverOptions) -> Any:
+        if asked.objective == "memory":
+            monkeypatch.setattr(optimize, "solve_residual", lambda *_: Result("unknown", None, 0))
+            asked = replace(asked, seconds=1e-9)
+        return solve(task, formulation, asked)
+
+    monkeypatch.setattr(ladder, "solve", late)
+    asked = replace(ASKED, objective="time", memory=room)
+    told, plan = story(task_of(model, **training), asked)
+    assert plan is not None and FEWER in [t.what for t in told]
+    assert plan.workload.recomputed == {"model.layers": model.config.num_hidden_layers}
+    note = "there was no time left to compute fewer blocks again: raise --time-limit"
+    assert note in plan.solver.note
 
 
 class Endless(torch.nn.Linear):

@@ -41,6 +41,7 @@ from shardwright.runtime.model.build import as_dtype, building, move_to_meta
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.identity import config_hash
+from shardwright.runtime.model.unregistered import refuse_unregistered
 from shardwright.runtime.modules.global_modules import unshare_globals
 from shardwright.runtime.quantized.config import Quantization, read_quantization
 from shardwright.runtime.slots import positions
@@ -278,6 +279,7 @@ def from_config(
     how = building(config, trust_remote_code, hub)
     with how as cls, alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
+    refuse_unregistered(model)
     unshare_globals(model)
     move_to_meta(model)
     for module in model.modules():  # buffers of `torch.tensor(values)` and the like
@@ -331,7 +333,7 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         if name not in m._non_persistent_buffers_set
     }
     for t in {id(t): t for t in (*tensors, *kept, *_of_block_masks(module))}.values():
-        empty = torch.empty_like(t.detach(), device="meta")
+        empty = torch.empty_like(t.detach(), device="meta").requires_grad_(t.requires_grad)
         empty = empty if id(t) in stored else remembered(t, empty)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     copied = duplicate(module, memo).eval()

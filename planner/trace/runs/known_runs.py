@@ -50,8 +50,12 @@ class Known:
         try:
             yield
         except ModelError as error:
-            self.refused[_keys(runs)] = error
+            self.refuse(runs, error)
             raise
+
+    def refuse(self, runs: Sequence[Run], error: ModelError) -> None:
+        """Note why runs are refused."""
+        self.refused[_keys(runs)] = error
 
 
 def _within(some: Sequence[Run], runs: Sequence[Run]) -> bool:

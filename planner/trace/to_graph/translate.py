@@ -310,7 +310,7 @@ class _Translator:
     def name_of(self, tensor: torch.Tensor) -> str:
         """Return the name of `tensor`; a tensor that no call made is added as a constant."""
         if id(tensor) not in self.names:
-            self.take("constant", tensor, differentiable=False)
+            self.take("constant", tensor, differentiable=tensor.requires_grad)
             self.graph.constants.add(self.names[id(tensor)])
         return self.names[id(tensor)]
 

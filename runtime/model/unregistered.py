@@ -1,0 +1,147 @@
+"""Tensors of a model that no checkpoint has: those in attributes, and buffers that code makes.
+
+`self.convs = [nn.Conv2d(...)]` keeps parameters where torch does not see them. Each rank that
+builds the model draws its own. So it does with a buffer of `torch.randn(n)` that is not persistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import isclose, isnan
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardwright.errors import DistributedError, ModelError
+from shardwright.runtime.ranks.agreement import gather
+
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes with which torch keeps its books of a module."""
+
+
+SAMPLES = 16
+"""Numbers that are compared of each tensor."""
+CLOSE = 1e-3
+"""Ranks on other processors round otherwise. Random numbers are further apart."""
+
+
+class Held(NamedTuple):
+    """A tensor that an attribute holds."""
+
+    module: str
+    """The path of the module with the attribute."""
+    attribute: str
+    path: str
+    """The path of the tensor: the attribute, and keys and names within it."""
+    tensor: Tensor
+
+
+def held_apart(model: nn.Module) -> Iterator[Held]:
+    """Yield each tensor that an attribute holds and that torch has not registered, once."""
+    known: set[int] = {id(m) for m in model.modules()}
+    known |= {id(t) for t in chain(model.parameters(), model.buffers())}
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if name not in OF_TORCH:
+                for at, tensor in _within(value, name, known):
+                    yield Held(path, name, f"{path}.{at}".lstrip("."), tensor)
+
+
+def _within(value: Any, path: str, known: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in a value, with their paths."""
+    if not isinstance(value, Tensor | nn.Module | Mapping | list | tuple | set | frozenset):
+        return
+    if id(value) in known:
+        return
+    known.add(id(value))
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if isinstance(value, nn.Module):
+        inner = vars(value)
+        named = [(n, v) for n, v in inner.items() if n not in OF_TORCH]
+        for table in ("_parameters", "_buffers", "_modules"):
+            named += inner[table].items()
+    elif isinstance(value, Mapping):
+        named = [(str(key), one) for key, one in value.items()]
+    else:
+        named = [(str(number), one) for number, one in enumerate(value)]
+    for name, one in named:
+        yield from _within(one, f"{path}.{name}", known)
+
+
+def refuse_unregistered(model: nn.Module) -> None:
+    """Check that no parameters are where no checkpoint can hold them.
+
+    Raises:
+        ModelError: an attribute holds parameters that torch has not registered.
+    """
+    for held in held_apart(model):
+        if isinstance(held.tensor, nn.Parameter):
+            owner = type(model.get_submodule(held.module)).__name__
+            where = f" ('{held.module}')" if held.module else ""
+            raise ModelError(
+                f"a {owner}{where} keeps parameters in '{held.attribute}', where torch does not "
+                f"see them, as in a plain list: no checkpoint has '{held.path}'. Make it an "
+                "nn.ModuleList, nn.ModuleDict or nn.ParameterList; or build the model with all its "
+                "weights on each rank, and give it to shardwright.plan and shardwright.apply"
+            )
+
+
+def check_same_tensors(
+    what: str, model: nn.Module, groups: Sequence[dist.ProcessGroup], persistent: bool
+) -> None:
+    """Check that all ranks made the same tensors. All of them must call this.
+
+    Args:
+        what: What the ranks do, for messages.
+        model: The model, before it is split.
+        groups: The groups of mesh dims that together span the ranks.
+        persistent: Whether to compare the buffers that a checkpoint holds, too.
+
+    Raises:
+        DistributedError: some numbers of a tensor differ.
+    """
+    mine = {name: _some(tensor) for name, tensor in _made_here(model, persistent)}
+    for group in groups:
+        ranks = dist.get_process_group_ranks(group)
+        first, *others = gather(what, mine, group, dict[str, list[float]])
+        for rank, theirs in zip(ranks[1:], others, strict=True):
+            for name in {**first, **theirs}:
+                if not _are_close(first.get(name, []), theirs.get(name, [])):
+                    raise DistributedError(
+                        f"ranks {ranks[0]} and {rank} have different numbers in '{name}': if "
+                        "code draws them when the model is built, call torch.manual_seed alike on "
+                        "all ranks before that"
+                    )
+
+
+def _made_here(model: nn.Module, persistent: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors that this rank has made, by name; registered parameters are left out."""
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and (persistent or name in module._non_persistent_buffers_set):
+                yield f"{path}.{name}".lstrip("."), buffer
+    for held in held_apart(model):
+        yield held.path, held.tensor
+
+
+@torch.no_grad()
+def _some(tensor: Tensor) -> list[float]:
+    """Return some numbers of a tensor; none of one without values."""
+    if tensor.is_meta or not tensor.numel() or tensor.layout != torch.strided or tensor.is_nested:
+        return []
+    some = tensor.reshape(-1)[:: -(-tensor.numel() // SAMPLES)]
+    some = torch.view_as_real(some).reshape(-1) if some.is_complex() else some
+    return some.double().tolist()
+
+
+def _are_close(some: list[float], others: list[float]) -> bool:
+    largest = max((abs(x) for x in some if abs(x) < float("inf")), default=0.0)
+    return len(some) == len(others) and all(
+        isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE * largest) or (isnan(a) and isnan(b))
+        for a, b in zip(some, others, strict=True)
+    )
