@@ -148,6 +148,11 @@ class Marks:
     )
     """Tensors in a cache or in attributes, before and after a call that continues from them."""
 
+    handed_on: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE, "each run of a loop must find the same placement: {0}"
+    )
+    """Tensors before and after the only run of a loop, which more runs would hand on."""
+
     modes: set[tuple[str, str]] = _several(
         Demand.ONE_STATE,
         "a module needs the same placements in training and eval mode: it may be in either",

@@ -60,7 +60,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
         translator.take("input", tensor, differentiable=True)
     needed = [*record.read, *record.outputs, *sources.values()]
     needed += chain.from_iterable(record.written.values())
-    needed += [tensor for pair in record.resumed for tensor in pair]
+    needed += [tensor for pair in (*record.resumed, *provenance.handed_on) for tensor in pair]
     origins = _Origins(record.calls)
     read = {id(call) for call in origins.alive(needed)}
     # Outputs of modules are computed, and priced, even if nothing reads them; they get no gradient.
@@ -84,6 +84,11 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     }
     marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
     marks.data_sized = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
+    marks.handed_on = {
+        (names[id(a)], names[id(b)])
+        for a, b in provenance.handed_on
+        if id(a) in names and id(b) in names
+    }
     masks = (loop.mask for loop in record.regions if loop.mask is not None)
     marks.loop_masks = {translator.name_of(mask) for mask in masks}
     marks.in_regions = _looped(record, names)
