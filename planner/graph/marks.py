@@ -106,7 +106,7 @@ class Marks:
     """Tensors that code reads numbers from."""
 
     decided_unseen: set[str] = _tensors(
-        Demand.READABLE, "code may branch on its inputs where the trace cannot see it"
+        Demand.REPLICATED, "code may branch on its inputs where the trace cannot see it"
     )
     """Tensors of code that decides by values or lengths of inputs where no comparison is seen."""
 

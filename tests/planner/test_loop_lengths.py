@@ -253,6 +253,20 @@ TRACED_AGAIN = (
 """A call of another length is traced, too."""
 
 
+def rows(m: Any, x: Tensor) -> Tensor:
+    y = m.start(x[:, :1])
+    for part in x[:, ::20].transpose(0, 1):
+        y = m.step(y) + part[:, None]
+    return y
+
+
+def some_layers(m: Any, x: Tensor) -> Tensor:
+    y = m.start(x)
+    for layer in m.layers[: x.shape[1] // 10]:
+        y = layer(y)
+    return y
+
+
 def own(m: Any, x: Tensor) -> Tensor:
     """Its number of runs is no length, and code may ask whether something is a range."""
     y, runs = m.start(x), range(m.layers_run)
@@ -289,7 +303,7 @@ def assert_equal(model: nn.Module, plan: Plan, tp: int, lengths: tuple[int, ...]
         torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-9)
 
 
-ALL = (*SHOWN, *TRACED_AGAIN, own)
+ALL = (*SHOWN, *TRACED_AGAIN, rows, some_layers, own)
 THREE = (none_at_first, none_later, attention, split)
 
 
