@@ -329,6 +329,7 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
         for a, b in zip(out.dims[source], out.dims[target], strict=True):
             unify(a, b)
     _unify_repeated_slots(graph, out)
+    _unify_handed_on(graph, out)
     for name in graph.inputs:
         for at, dim in enumerate(out.dims[name]):
             dim.unshardable = (name, at) not in graph.marks.sized
@@ -374,6 +375,14 @@ def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
         one, other = out.dims[first.setdefault(slot, boundary.source)], out.dims[boundary.source]
         if [d.size for d in one] == [d.size for d in other]:
             for a, b in zip(one, other, strict=True):
+                unify(a, b)
+
+
+def _unify_handed_on(graph: Graph, out: Axes) -> None:
+    """Unify the dims of what runs of a loop hand on, where sizes agree."""
+    for before, after in sorted(graph.marks.handed_on):
+        for a, b in zip(out.dims[before], out.dims[after], strict=False):
+            if a.size == b.size:
                 unify(a, b)
 
 

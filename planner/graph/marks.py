@@ -106,7 +106,7 @@ class Marks:
     """Tensors that code reads numbers from."""
 
     decided_unseen: set[str] = _tensors(
-        Demand.READABLE, "code may branch on its inputs where the trace cannot see it"
+        Demand.REPLICATED, "code may branch on its inputs where the trace cannot see it"
     )
     """Tensors of code that decides by values or lengths of inputs where no comparison is seen."""
 
@@ -147,6 +147,11 @@ class Marks:
         Demand.ONE_STATE, "a call must keep the placement of a cache or attribute: {0}"
     )
     """Tensors in a cache or in attributes, before and after a call that continues from them."""
+
+    handed_on: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE, "each run of a loop must find the same placement: {0}"
+    )
+    """Tensors before and after the only run of a loop, which more runs would hand on."""
 
     modes: set[tuple[str, str]] = _several(
         Demand.ONE_STATE,

@@ -16,6 +16,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.length_comparisons import holds
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests.planning import plan
 from tests.ranks import run_ranks
 
@@ -131,6 +132,43 @@ def test_code_is_split_if_both_answers_are_traced(
             assert is_equal(split, model, torch.ones(3, length, 32).double())
 
     run_ranks(2, rank)
+
+
+class Skips(nn.Module):
+    """Its short calls leave a module out, whose input would have a partial gradient."""
+
+    def __init__(self, long: Callable[[Tensor, Any], Any]) -> None:
+        super().__init__()
+        self.long, self.conv = long, nn.Conv1d(32, 32, 3, 2, 1)
+        self.first = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+        self.last = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.last(y) if self.long(x, self) else y
+
+
+@pytest.mark.parametrize(
+    "test", [lambda x, model: len(x[0]) > 10, TESTS["text"], TESTS["convolution"]]
+)
+def test_gradients_of_answers_that_are_not_traced(test: Callable[[Tensor, Any], Any]) -> None:
+    torch.manual_seed(0)
+    model = Skips(test).double()
+    found = plan(model, 2, args=(torch.randn(3, 19, 32).double(),), phase="train")
+    given = [torch.randn(2, length, 32).double() for length in (19, 7)]
+
+    def use(local: nn.Module) -> list[dict[str, Tensor]]:
+        grads = []
+        for x in given:
+            local.zero_grad()
+            local(x).square().sum().backward()
+            held = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
+            grads.append(full_tensors(local, held))
+        return grads
+
+    want = use(copy.deepcopy(model))
+    for got in run_ranks(2, lambda mesh: use(apply(copy.deepcopy(model), found, mesh))):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
 
 
 def test_code_has_full_tensors_if_one_answer_is_traced() -> None:

@@ -34,7 +34,11 @@ def test_kept_marks_are_those_of_tensors_that_are_kept() -> None:
     assert every("ab").kept("ab") == every("ab")
     alone = every("ab").kept("a")
     pairs: dict[str, set[Any]] = dict.fromkeys(
-        ("changed_in_regions", "resumed", "modes", "in_place", "beside_lost", "cut_by"), set()
+        (
+            *("changed_in_regions", "resumed", "handed_on", "modes", "in_place"),
+            *("beside_lost", "cut_by"),
+        ),
+        set(),
     )
     assert alone == replace(every("ab"), written=set(), **pairs)
     assert every("ab").kept("b") == Marks()

@@ -1,4 +1,4 @@
-"""Comparisons of lengths in model code, such as `if x.shape[1] > 10`.
+"""Comparisons of lengths in model code, such as `if x.shape[1] > 10`, and of loops (`loops.py`).
 
 A trace follows the branch for its own lengths. A plan therefore says which comparisons came out the
 same in all traced calls, and a call for which one comes out otherwise is refused.
@@ -40,6 +40,10 @@ class LengthTest(NamedTuple):
     """The module whose code compares."""
 
 
+def _place(frame: Any) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
 def _of_other_object(frame: Any) -> bool:
     """Whether a frame runs a method of an object that is no module."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
@@ -64,6 +68,8 @@ class LengthTests:
     def __init__(self) -> None:
         self.found: dict[tuple[CodeType, int], dict[LengthTest, None]] = {}
         self._names: dict[tuple[CodeType, int], Mapping[str, Any]] = {}
+        self._loops: dict[LengthTest, tuple[Any, ...]] = {}
+        self._more: set[tuple[Any, ...]] = set()
 
     def note(
         self, sign: str, left: Expression, right: Expression, outcome: bool, module: str
@@ -84,8 +90,31 @@ class LengthTests:
         if site not in self.found:
             self.found[site] = {}
             self._names[site] = {**frame.f_globals, **frame.f_locals}
-        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        self.found[site][LengthTest(where, left, sign, right, outcome, module)] = None
+        self.found[site][LengthTest(_place(frame), left, sign, right, outcome, module)] = None
+
+    def note_runs(
+        self,
+        frame: Any,
+        span: Expression,
+        size: Expression,
+        number: int,
+        module: str,
+        shown: bool = False,
+    ) -> None:
+        """Note that code in a frame runs as often as `size` fits in `span`, rounded up.
+
+        If it does not run, or once, no call may run it more often; any may run it less often. With
+        `shown`, the only run shows what more would do.
+        """
+        if is_plumbing(module_of(frame)) or _of_other_object(frame) or not reads_of(span):
+            return
+        for most, bound in enumerate((("constant", 0), size)):
+            test = LengthTest(_place(frame), span, "<=", bound, True, module)
+            asked = frame.f_code, module, _question(test)
+            if number > most:
+                self._more.add(asked)
+            elif number == most and not shown:
+                self._loops[test] = asked
 
     def deciding(self) -> list[LengthTest]:
         """The comparisons that came out the same wherever they are in the code, if that matters.
@@ -101,4 +130,4 @@ class LengthTests:
             outcomes = grouped((_question(test), test.outcome) for test in tests)
             out += [test for test in tests if len({*outcomes[_question(test)]}) == 1]
         self._names.clear()
-        return out
+        return [*out, *(test for test, asked in self._loops.items() if asked not in self._more)]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.model_code import is_plumbing, module_of
@@ -105,6 +106,9 @@ class Provenance:
 
     running: Sequence[str] = ()
     """The modules that currently run, the innermost last."""
+
+    handed_on: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """What loops that lengths count begin with, and what their only run makes of it."""
 
     lost: dict[tuple[str, Expression], None] = field(default_factory=dict)
     """(module, expression) of numbers that its code gets without their history: what it decides by
@@ -295,6 +299,11 @@ def _keep(symbol: str, method: str, swapped: bool) -> Any:
             if isinstance(other, float):
                 self.provenance.as_question(self.expression)
                 self.provenance.as_lost(self.expression)
+            elif symbol == "*" and isinstance(other, (list, tuple)):  # code may go through it
+                tests, module = self.provenance.tests, self.provenance.innermost
+                none, one, frame = ("constant", 0), ("constant", 1), sys._getframe(1)
+                tests.note_runs(frame, self.expression, one, max(self.plain, 0), module)
+                tests.note("<=", self.expression, none, self.plain <= 0, module)
             return result
         left, right = (other, self) if swapped else (self, other)
         expression = (symbol, expression_of(left), expression_of(right))
@@ -370,20 +379,23 @@ def _lose(method: str) -> Any:
     return apply
 
 
-def _unseen(name: str) -> Any:
-    own = getattr(math, name)
+def _unseen(where: Any, name: str) -> Any:
+    own = getattr(where, name)
 
     def apply(*given: Any) -> Any:
-        for value in given:
+        bounds = (x for at in given if isinstance(at, slice) for x in (at.start, at.stop, at.step))
+        for value in (*given, *bounds):
             if isinstance(value, SourcedInt):
                 value.provenance.as_lost(value.expression)
         return own(*given)
 
-    return math, name, apply
+    return where, name, apply
 
 
-UNSEEN = [*map(_unseen, ("log", "log2", "log10", "gcd", "lcm"))]
-"""Functions of `math` that codes compute lengths with (the next power of 2), and what notes it."""
+UNSEEN = [_unseen(math, name) for name in ("log", "log2", "log10", "gcd", "lcm")]
+UNSEEN += [_unseen(kind, "__getitem__") for kind in (nn.ModuleList, nn.Sequential)]
+"""Functions that codes compute lengths with (the next power of 2) or choose modules by, and what
+notes it."""
 
 for _name in LOSING:
     setattr(SourcedFloat, _name, _lose(_name))

@@ -70,11 +70,17 @@ def of_repeats(
                 yield SizeFact(("*", count.expression, of), dim)
 
 
+def split_by(args: Any, kwargs: Any) -> tuple[Any, int]:
+    """Return the size, the sizes or the number of the parts of a tensor, and the dim."""
+    names = ("split_size_or_sections", "split_size", "split_sizes", "sections", "chunks")
+    named = (kwargs.get(k) for k in names)
+    by = args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
+    return by, (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
+
+
 def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, list[SizeFact]]]:
     """Yield each part that a tensor is split into, with facts about its size."""
-    named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))
-    sizes = args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
-    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
+    sizes, dim = split_by(args, kwargs)
     alike = isinstance(sizes, int)
     each = [sizes] * len(out) if alike else list(sizes)  # type: ignore[arg-type]
     for i, (x, size) in enumerate(zip(out, each, strict=True)):

@@ -17,6 +17,9 @@ LITERAL = {"view", "reshape", "expand", "unflatten", "_unsafe_view", "broadcast_
 """Functions of `SIZED` in which a bare number is a size that the result has on every rank."""
 
 SPLIT = {"split", "split_with_sizes"}
+PARTS = {"split", "tensor_split", "chunk", "unbind"}
+"""Functions whose results code may go through, as often as lengths say."""
+
 CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
 COUNTING = CONVOLUTIONS | set(
     """

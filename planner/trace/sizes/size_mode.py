@@ -13,12 +13,14 @@ from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.trace.data_queries.known_values import OF_SIZES
 from shardwright.planner.trace.sizes import size_facts
 from shardwright.planner.trace.sizes.expressions import SizeFact, reads_of
+from shardwright.planner.trace.sizes.loops import note_parts
 from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt, expression_of
 from shardwright.planner.trace.sizes.size_functions import (
     CONVOLUTIONS,
     COUNTING,
     CREATING,
     LITERAL,
+    PARTS,
     REPEATING,
     SIZED,
     SPLIT,
@@ -56,6 +58,7 @@ class SizeMode(TorchFunctionMode):
             return notes.sized(out, size_facts.of_classes(out, *args, **kwargs))
         if not (_has_sourced(args) or any(_has_sourced(v) for v in kwargs.values())):
             out = func(*args, **kwargs)
+            self._note_parts(name, args, kwargs, out)
             facts = size_facts.of_sizes(name, args, kwargs, out) if name in LITERAL else ()
             return notes.sized(out, facts)
         indexes = name == "__getitem__"
@@ -85,6 +88,7 @@ class SizeMode(TorchFunctionMode):
         if name in REPEATING and args:
             x, counts = args[0], counts_of(args, kwargs)
             return notes.sized(out, size_facts.of_repeats(x, counts, out, notes.read(x, x.shape)))
+        self._note_parts(name, args, kwargs, out)
         if name in SPLIT:
             parts = size_facts.of_parts(args, kwargs, out)
             return type(out)(notes.sized(x, facts) for x, facts in parts)
@@ -97,6 +101,22 @@ class SizeMode(TorchFunctionMode):
                 if isinstance(value, SourcedInt):
                     notes.as_number(value.expression)
         return out
+
+    def _note_parts(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        """Note how many parts a tensor has: code may go through them."""
+        if name not in PARTS or not args or _known(x := args[0]) is None:
+            return
+        notes = self.provenance
+        if name == "unbind":
+            dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+            if len(out) == 1:  # no text of a plan has the length of `x[:, ::20]`
+                notes.as_lost(expression_of(notes.read(x, x.shape)[dim]))
+            return
+        by, dim = size_facts.split_by(args, kwargs)
+        if name == "split" and isinstance(by, int):
+            note_parts(notes, notes.read(x, x.shape)[dim], by, len(out))
+        elif isinstance(by, SourcedInt):
+            note_parts(notes, by, 1, len(out))
 
     def _note_groups(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Note that input channels (output, if transposed) are groups * dim 1 of the kernel."""

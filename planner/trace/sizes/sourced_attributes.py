@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.planner.trace.sizes.loops import ranges_watched
 from shardwright.planner.trace.sizes.provenance import UNSEEN, Provenance, SourcedInt
 from shardwright.planner.trace.sizes.size_mode import SizeMode
 from shardwright.planner.trace.state.attribute_contents import KeptContents
@@ -34,7 +35,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     forward = top.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with SizeMode(provenance), patched_in_this_thread(UNSEEN):
+        with SizeMode(provenance), patched_in_this_thread(UNSEEN), ranges_watched(top):
             output = forward(*args, **kwargs)
         provenance.close()
         return output

@@ -62,7 +62,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
         translator.take("input", tensor, differentiable=True)
     needed = [*record.read, *record.outputs, *sources.values()]
     needed += chain.from_iterable(record.written.values())
-    needed += [tensor for pair in record.resumed for tensor in pair]
+    needed += [tensor for pair in (*record.resumed, *provenance.handed_on) for tensor in pair]
     origins = _Origins(record.calls)
     read = {id(call) for call in origins.alive(needed)}
     # Outputs of modules are computed, and priced, even if nothing reads them; they get no gradient.
@@ -79,7 +79,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph.outputs = [translator.name_of(t) for t in record.outputs]
     graph.returned_slots, graph.draws = record.given, record.draws
     graph.cache_classes, graph.cache_arguments = record.states, record.taken
-    _mark(translator, record)
+    _mark(translator, record, provenance)
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     _add_sizes(translator, provenance)
     _mark_lost_lengths(translator, record, provenance)
@@ -87,7 +87,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     return graph
 
 
-def _mark(translator: _Translator, record: Record) -> None:
+def _mark(translator: _Translator, record: Record, provenance: Provenance) -> None:
     """Set the marks of a graph, and which modules may do something else if they are called again.
 
     The order matters: a tensor that no call made gets the next number of a constant.
@@ -99,6 +99,8 @@ def _mark(translator: _Translator, record: Record) -> None:
     marks.changed_in_regions = translator.pairs(record.changed_in_regions)
     marks.resumed = translator.pairs(record.resumed)
     marks.data_sized = {*translator.named(record.cut)}
+    handed = translator.named(provenance.handed_on)
+    marks.handed_on = {(before, name) for before, t in handed for name in translator.known([t])}
     marks.loop_masks = {name_of(loop.mask) for loop in record.regions if loop.mask is not None}
     marks.in_regions = _looped(record, translator)
     marks.overwritten = translator.known(record.overwritten)
