@@ -50,8 +50,11 @@ def seen_attribute(name: str) -> property:
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
             )
-        use = state.uses.get(name)
-        return stored if use is None else use(stored)
+        if (use := state.uses.get(name)) is not None:
+            stored = use(stored)
+        if stored is not None and not torch.compiler.is_compiling():
+            stored._is_param = True  # code may ask whether it is an nn.Parameter
+        return stored
 
     def put(self: Any, value: Any) -> None:
         state = self.__dict__.get("_shardwright")  # a copy has none yet

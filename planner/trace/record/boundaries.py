@@ -199,8 +199,8 @@ def _check_plain(x: torch.Tensor) -> None:
     Raises:
         Unproven: it has. A tensor that is redistributed there becomes another object without them.
     """
-    torchs = FunctionalTensor.__annotations__
-    if isinstance(x, FunctionalTensor) and (more := [n for n in vars(x) if n not in torchs]):
+    known = {*FunctionalTensor.__annotations__, "_is_param"}
+    if isinstance(x, FunctionalTensor) and (more := [n for n in vars(x) if n not in known]):
         raise Unproven(
             f"it sets the attribute '{more[0]}' of a tensor that enters or leaves a module, and "
             "the tensor on the other side may be another one: give the value as an argument or "

@@ -135,6 +135,8 @@ class _Recording:
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
+        for name, _ in self.module.named_parameters(remove_duplicate=False):
+            self.state[name]._is_param = True  # code may ask whether it is an nn.Parameter
         # Code may put more into what it is given.
         self.ends = [*zip(tree_leaves(self.given), tree_leaves(self.wrapped), strict=True)]
         self.top = top
@@ -201,6 +203,11 @@ class _Recording:
                 name = f"{path}.{at}".lstrip(".")
                 stored, own = self.stored.get(name), self.state.get(name)
                 if at in module._parameters and value is not own:
+                    if any(value is x for x in self.state.values()):
+                        raise ModelError(
+                            f"a forward sets the parameter '{at}' of a {type(module).__name__}: "
+                            "tie weights before the model is planned"
+                        )
                     raise ModelError(
                         f"cannot split {type(self.module).__name__}: its forward puts a new "
                         f"parameter in '{name}': make parameters before, and set the data of "

@@ -45,18 +45,19 @@ def traceable(module: nn.Module) -> Iterator[None]:
 
 
 def _set(before: Callable[..., None], module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute; `self.weight *= 2` sets a parameter to itself, here no `nn.Parameter`.
+    """Set an attribute; `self.weight *= 2` sets a parameter to itself.
 
     Raises:
-        ModelError: a parameter is set to another one, or to a tensor.
+        ModelError: a parameter is set to a tensor. What another parameter does is noted later.
     """
     held = module.__dict__.get("_parameters", {}).get(name)
     if held is None or not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
-        before(module, name, value)
+        if held is None or held is not value:
+            before(module, name, value)
     elif held is not value:
         raise ModelError(
-            f"a forward sets the parameter '{name}' of a {type(module).__name__}: tie weights "
-            f"before, and set the data of parameters (self.{name}.data = tensor)"
+            f"a forward sets the parameter '{name}' of a {type(module).__name__} to a tensor: set "
+            f"its data (self.{name}.data = tensor)"
         )
 
 
