@@ -18,6 +18,9 @@ NOT_MODELS = (
 )
 """Packages whose code does not determine what a model computes, though models inherit from it."""
 
+CALLED = {"forward", "__call__", "__getattr__"}
+"""Methods that run when a module is called, without being named in code."""
+
 
 class ReadNames:
     """The names that the code of a model reads, in its modules' classes and in their files.
@@ -34,7 +37,14 @@ class ReadNames:
         functions = [*_functions(model)]
         self.names = frozenset(names_in(f.__code__ for f in functions))
         of = grouped((f.__name__, f) for f in (*functions, *_of_torch(model)))
-        self.in_forwards = frozenset(_reached(of, {"forward", "__call__", "__getattr__"}))
+        self.in_forwards = frozenset(_reached(of, CALLED))
+
+
+def forwards_of(model: nn.Module) -> list[FunctionType]:
+    """The functions of a model's files that a forward may run: found by name."""
+    functions = [*_functions(model)]
+    names = CALLED | _reached(grouped((f.__name__, f) for f in functions), CALLED)
+    return [f for f in functions if f.__name__ in names]
 
 
 def names_it_reads(module: nn.Module) -> set[str]:
@@ -42,9 +52,9 @@ def names_it_reads(module: nn.Module) -> set[str]:
 
     What a forward of a module in it reads is left out.
     """
-    functions = _methods(type(m) for m in module.modules())
+    functions = methods_of(type(m) for m in module.modules())
     of = grouped((f.__name__, f) for f in functions if f.__name__ not in ("forward", "__call__"))
-    own = {*names_in(f.__code__ for f in _methods([type(module)]))}
+    own = {*names_in(f.__code__ for f in methods_of([type(module)]))}
     return own | _reached(of, own)
 
 
@@ -101,7 +111,8 @@ def _of_torch(model: nn.Module) -> Iterator[FunctionType]:
             yield from _but_builders(vars(kind).values())
 
 
-def _methods(kinds: Iterable[type]) -> Iterator[FunctionType]:
+def methods_of(kinds: Iterable[type]) -> Iterator[FunctionType]:
+    """The methods of classes and of what they inherit from, but those that build modules."""
     for kind in {kind for own in {*kinds} for kind in own.__mro__ if kind not in nn.Module.__mro__}:
         yield from _but_builders(vars(kind).values())
 
