@@ -50,8 +50,12 @@ def seen_attribute(name: str) -> property:
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
             )
-        use = boundary.uses.get(name)
-        return stored if use is None else use(stored)
+        if (use := boundary.uses.get(name)) is None:
+            return stored
+        used = use(stored)
+        if not torch.compiler.is_compiling():
+            used._is_param = True  # dry runs compare what code does that asks for nn.Parameter
+        return used
 
     def put(self: Any, value: Any) -> None:
         boundary = self.__dict__.get("_shardwright")  # a copy has none yet
@@ -85,10 +89,12 @@ def assigned_attribute(name: str) -> property:
         if torch.compiler.is_compiling() or _CALLBACK() is not None:
             place = f"{boundary.path}.{name}".lstrip(".")
             raise UsageError(
-                f"code of the model sets the data of '{place}', which is not supported in compiled "
-                f"code: write {name}.data.copy_(...) there"
+                f"code of the model sets the data of '{place}', or asks for its flags or class, "
+                f"which is not supported in compiled code: write {name}.data.copy_(...), and ask "
+                "in __init__"
             )
-        return self.__dict__["_parameters"][name]
+        stored = self.__dict__["_parameters"][name]
+        return stored if isinstance(stored, DTensor) else seen.fget(self)  # in a dry run
 
     return property(get, seen.fset, doc=seen.__doc__)
 

@@ -18,6 +18,9 @@ NOT_MODELS = (
 )
 """Packages whose code does not determine what a model computes, though models inherit from it."""
 
+CALLED = {"forward", "__call__", "__getattr__"}
+"""Methods that run when a module is called, without being named in code."""
+
 
 class ReadNames:
     """The names that the code of a model reads, in its modules' classes and in their files.
@@ -34,7 +37,20 @@ class ReadNames:
         functions = [*_functions(model)]
         self.names = frozenset(names_in(f.__code__ for f in functions))
         of = grouped((f.__name__, f) for f in (*functions, *_of_torch(model)))
-        self.in_forwards = frozenset(_reached(of, {"forward", "__call__", "__getattr__"}))
+        self.in_forwards = frozenset(_reached(of, CALLED))
+
+
+def forwards_of(model: nn.Module) -> list[FunctionType]:
+    """The methods of a model's classes, and functions beside these, that a forward may run.
+
+    They are found by name.
+    """
+    kinds = classes_of(model)
+    beside = [v for home in {kind.__module__ for kind in kinds} for v in globals_of(home)]
+    members = [v for kind in kinds for v in vars(kind).values()]
+    functions = [*_but_builders(v for v in (*members, *beside) if not isinstance(v, type))]
+    names = CALLED | _reached(grouped((f.__name__, f) for f in functions), CALLED)
+    return [f for f in functions if f.__name__ in names]
 
 
 def names_it_reads(module: nn.Module) -> set[str]:
@@ -42,9 +58,9 @@ def names_it_reads(module: nn.Module) -> set[str]:
 
     What a forward of a module in it reads is left out.
     """
-    functions = _methods(type(m) for m in module.modules())
+    functions = methods_of(type(m) for m in module.modules())
     of = grouped((f.__name__, f) for f in functions if f.__name__ not in ("forward", "__call__"))
-    own = {*names_in(f.__code__ for f in _methods([type(module)]))}
+    own = {*names_in(f.__code__ for f in methods_of([type(module)]))}
     return own | _reached(of, own)
 
 
@@ -79,6 +95,14 @@ def every_class_of(model: nn.Module) -> set[type]:
     return {kind for own in {type(m) for m in model.modules()} for kind in own.__mro__}
 
 
+def is_of_framework(kind: type) -> bool:
+    """Whether `kind` is a class that all models share: nobody changes it for one model."""
+    home = f"{kind.__module__}."
+    return kind in (object, nn.Module) or home.startswith(
+        tuple(place for place in NOT_MODELS if place != "torch.")
+    )
+
+
 def globals_of(file: str) -> list[Any]:
     """The values of the globals of a Python module, by its name."""
     return list(vars(sys.modules[file]).values()) if file in sys.modules else []
@@ -100,7 +124,8 @@ def _of_torch(model: nn.Module) -> Iterator[FunctionType]:
             yield from _but_builders(vars(kind).values())
 
 
-def _methods(kinds: Iterable[type]) -> Iterator[FunctionType]:
+def methods_of(kinds: Iterable[type]) -> Iterator[FunctionType]:
+    """The methods of classes and of what they inherit from, but those that build modules."""
     for kind in {kind for own in {*kinds} for kind in own.__mro__ if kind not in nn.Module.__mro__}:
         yield from _but_builders(vars(kind).values())
 

@@ -227,6 +227,7 @@ class DataQueries(TorchFunctionMode):
             return NotImplemented
         if given_back(frame.f_code.co_filename, frame.f_lineno):
             return NotImplemented
+        self.assigned(args[0])  # what code sees of a parameter requires none under no_grad
         found = branch_paths.answer_for_all("requires_grad")
         return NotImplemented if found is None else found
 

@@ -21,6 +21,7 @@ from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.flags import Noted
+from shardwright.planner.trace.record.identity import check_arguments
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
 from shardwright.runtime.modules.recomputation import FLAG, is_cache
@@ -166,7 +167,9 @@ def _marking(
             return mark(x, f"{name}|out|{slot}")
 
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
-        noted.call({**dict(zip(at, args, strict=True)), **kwargs})
+        given = {**dict(zip(at, args, strict=True)), **kwargs}
+        check_arguments(name, module, given)
+        noted.call(given)
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
         more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
         entered.enter(name)
@@ -199,8 +202,8 @@ def _check_plain(x: torch.Tensor) -> None:
     Raises:
         Unproven: it has. A tensor that is redistributed there becomes another object without them.
     """
-    torchs = FunctionalTensor.__annotations__
-    if isinstance(x, FunctionalTensor) and (more := [n for n in vars(x) if n not in torchs]):
+    known = {*FunctionalTensor.__annotations__, "_is_param"}
+    if isinstance(x, FunctionalTensor) and (more := [n for n in vars(x) if n not in known]):
         raise Unproven(
             f"it sets the attribute '{more[0]}' of a tensor that enters or leaves a module, and "
             "the tensor on the other side may be another one: give the value as an argument or "

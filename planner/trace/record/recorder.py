@@ -34,7 +34,7 @@ from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
 from shardwright.planner.trace.record.hook_leaks import HookLeaks
 from shardwright.planner.trace.record.op_tensors import tensors_in
-from shardwright.planner.trace.record.own_tensors import OwnTensors
+from shardwright.planner.trace.record.own_tensors import IsParameter, OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import (
     ATTENTION,
@@ -45,6 +45,7 @@ from shardwright.planner.trace.record.recording_modes import (
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
 from shardwright.planner.trace.sizes.provenance import seen_by_users
 from shardwright.planner.trace.state.cache_state import States
+from shardwright.planner.trace.state.outside_state import LeftOutside, check_outside
 from shardwright.planner.trace.state.persistent_state import Contained, KeptNumbers, KeptState
 from shardwright.planner.trace.trace_lock import exporting
 from shardwright.runtime.slots import but_state, returned
@@ -130,11 +131,17 @@ class _Recording:
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
         self.written: dict[str, list[torch.Tensor]] = {}
         """By name of a parameter or buffer: the values that runs left there, each run its own."""
+        self.outside: list[LeftOutside] = []
+        self.asked = set[str]()
+        """Parameters of which code asks whether they are parameters."""
         self.made: list[torch.Tensor] = []
         """Buffers that were not there before, or had another shape."""
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
+        named = (name for name, x in _state(self.module) if isinstance(x, nn.Parameter))
+        for name in named:
+            self.state[name]._is_param = IsParameter(partial(self.asked.add, name))
         # Code may put more into what it is given.
         self.ends = [*zip(tree_leaves(self.given), tree_leaves(self.wrapped), strict=True)]
         self.top = top
@@ -187,6 +194,8 @@ class _Recording:
         self.results.append([(slot, inner(x)) for slot, x in gave])
         self.returned.extend(x for _, x in gave)
         self._note_held()
+        left = tensors_in(self.top.left_outside())
+        self.outside += [LeftOutside(inner(x), len(self.results) - 1) for x in left]
 
     def _note_held(self) -> None:
         """Note what a run left in parameters and buffers, in place or by an assignment.
@@ -201,6 +210,11 @@ class _Recording:
                 name = f"{path}.{at}".lstrip(".")
                 stored, own = self.stored.get(name), self.state.get(name)
                 if at in module._parameters and value is not own:
+                    if any(value is x for x in self.state.values()):
+                        raise ModelError(
+                            f"a forward sets the parameter '{at}' of a {type(module).__name__}: "
+                            "tie weights before the model is planned"
+                        )
                     raise ModelError(
                         f"cannot split {type(self.module).__name__}: its forward puts a new "
                         f"parameter in '{name}': make parameters before, and set the data of "
@@ -244,6 +258,7 @@ class _Recording:
     def _note_results(self, out: Record) -> None:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""
         out.written = self.written
+        out.assigned |= self.asked
         aliases = self.functional.aliases
         out.outputs = _changed_for_users(self.ends, self.returned, aliases)
         for run, result in zip(self.runs, self.results, strict=True):
@@ -258,7 +273,9 @@ class _Recording:
         out.states, out.taken = self.states.classes, self.states.given
         out.resumed = [*self.states.pairs, *self.kept.pairs()]
         self.kept.check()
-        out.left, out.kept = bool(self.kept.left), bool(self.kept.read)
+        data = [*self.stored.values(), *_tensors(self.given)]
+        outside = check_outside(self.recorder.calls, self.outside, data)
+        out.left, out.kept = outside or bool(self.kept.left), bool(self.kept.read)
         replaced = {n for n, x in self.state.items() if within[f"root.{n}"] is not x}
         self.numbers.are_written(self.numbered.keys() & (replaced | out.written.keys()))
         out.stateful = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}
