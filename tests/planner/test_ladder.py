@@ -213,7 +213,8 @@ def test_a_step_without_time_keeps_the_solution_at_hand(
 def test_without_time_all_blocks_are_computed_again(monkeypatch: Any) -> None:
     """What as few as fit would be is found after a plan with all of them is at hand."""
     training: dict[str, Any] = {"phase": "train", "batch": 4, "seq": 64}
-    model, solve = zoo.build("llama")[1], ladder.solve
+    model: Any = zoo.build("llama")[1]
+    solve = ladder.solve
     least = [
         climb(start(task_of(model, recompute=again, **training), ASKED), SOLVING).solution
         for again in (False, True)
