@@ -20,7 +20,7 @@ from shardwright.planner.search.emitted_plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
-from shardwright.runtime.code.attributes import SIZES
+from shardwright.runtime.code.attributes import size_attributes
 
 
 def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) -> Plan | Conflict:
@@ -80,10 +80,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     dims = _traced(layouts)
     root, ranks = task.source.module, _unlike(every, dims)
     sized = {
-        path: names
-        for path, module in root.named_modules()
-        for kind, names in SIZES
-        if isinstance(module, kind)
+        path: names for path, module in root.named_modules() if (names := size_attributes(module))
     }
     attributes, sizes = local_sizes(task.graph, dims, ranks, layouts.dim, sized)
     return module_plans(root, layouts, attributes, sizes)

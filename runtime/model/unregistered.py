@@ -6,7 +6,7 @@ builds the model draws its own. So it does with a buffer of `torch.randn(n)` tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import isclose, isnan
 from typing import Any, NamedTuple
@@ -20,8 +20,6 @@ from shardwright.runtime.ranks.agreement import gather
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes with which torch keeps its books of a module."""
-
-
 SAMPLES = 16
 """Numbers that are compared of each tensor."""
 CLOSE = 1e-3
@@ -52,7 +50,7 @@ def held_apart(model: nn.Module) -> Iterator[Held]:
 
 def _within(value: Any, path: str, known: set[int]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in a value, with their paths."""
-    if not isinstance(value, Tensor | nn.Module | Mapping | list | tuple | set | frozenset):
+    if not isinstance(value, Tensor | nn.Module | dict | list | tuple):  # sets have no order
         return
     if id(value) in known:
         return
@@ -64,9 +62,9 @@ def _within(value: Any, path: str, known: set[int]) -> Iterator[tuple[str, Tenso
         inner = vars(value)
         named = [(n, v) for n, v in inner.items() if n not in OF_TORCH]
         for table in ("_parameters", "_buffers", "_modules"):
-            named += inner[table].items()
-    elif isinstance(value, Mapping):
-        named = [(str(key), one) for key, one in value.items()]
+            named += inner.get(table, {}).items()
+    elif isinstance(value, dict):  # a subclass may import what it lists
+        named = [(str(key), one) for key, one in dict.items(value)]
     else:
         named = [(str(number), one) for number, one in enumerate(value)]
     for name, one in named:
@@ -131,8 +129,9 @@ def _made_here(model: nn.Module, persistent: bool) -> Iterator[tuple[str, Tensor
 
 @torch.no_grad()
 def _some(tensor: Tensor) -> list[float]:
-    """Return some numbers of a tensor; none of one without values."""
-    if tensor.is_meta or not tensor.numel() or tensor.layout != torch.strided or tensor.is_nested:
+    """Return some numbers of a tensor; none of one without values or of a special kind."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+    if not plain or tensor.is_meta or tensor.is_nested or not tensor.numel():
         return []
     some = tensor.reshape(-1)[:: -(-tensor.numel() // SAMPLES)]
     some = torch.view_as_real(some).reshape(-1) if some.is_complex() else some

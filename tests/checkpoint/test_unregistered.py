@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
@@ -91,7 +91,7 @@ class Keeps(PreTrainedModel):
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The class is one of transformers'."""
     AutoConfig.register("keeps", KeepsConfig, exist_ok=True)
-    monkeypatch.setattr(transformers, "Keeps", Keeps, raising=False)
+    monkeypatch.setattr(sys.modules["transformers"], "Keeps", Keeps, raising=False)
 
 
 def made(what: str, seed: int = 0) -> Keeps:
@@ -132,7 +132,8 @@ def test_a_module_at_hand_keeps_what_it_has(what: str) -> None:
     def step(local: nn.Module) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
         output = local(x)
         (output**2).sum().backward()
-        (kept,) = local.kept or [[local.factor]]  # type: ignore[misc]
+        held: Any = local
+        (kept,) = held.kept or [[held.factor]]
         apart = kept.parameters() if isinstance(kept, nn.Module) else kept
         grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
         own = [] if what == "registered" else [p.grad for p in apart]
