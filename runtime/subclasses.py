@@ -37,6 +37,23 @@ def class_like(
     return made
 
 
+@functools.cache
+def sharing_attributes(metaclass: Any) -> Any:
+    """Make a metaclass whose classes set new attributes on their `_shardwright_original`.
+
+    So `type(self).kept = x` in a module's code is seen by all modules of its class.
+    """
+
+    class Sharing(metaclass):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            if name in vars(cls) or name.startswith("__"):
+                super().__setattr__(name, value)
+            else:
+                setattr(cls._shardwright_original, name, value)  # type: ignore[attr-defined]
+
+    return Sharing
+
+
 def forwards_into_classes(model: nn.Module) -> None:
     """Give modules with a forward of their own (on the instance) a class that has it, in place.
 

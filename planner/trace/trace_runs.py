@@ -135,11 +135,11 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             top = Runner(module)
             try:
                 with (
-                    isolated(module),
+                    isolated(module) as outside,
                     boundaries.marked(module) as (entered, noted),
                     sourced_attributes.marked(module, top) as provenance,
                 ):
-                    provenance.running = entered
+                    provenance.running, top.left_outside = entered, outside.left
                     found = record(top, runs, entered, opaque, tries.exported, numbers)
                 tries.furthest = len(runs)  # what fails from here on is no single run
                 if not numbers.made([call.op for call in found.calls]):

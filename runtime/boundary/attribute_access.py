@@ -85,8 +85,8 @@ def assigned_attribute(name: str) -> property:
         # Dynamo also compiles what eager code between compiled functions calls.
         if torch.compiler.is_compiling() or _CALLBACK() is not None:
             raise UsageError(
-                f"code of the model sets the data of '{f'{state.path}.{name}'.lstrip('.')}' or reads "
-                "its flags, which is not supported in compiled code: write "
+                f"code of the model sets the data of '{f'{state.path}.{name}'.lstrip('.')}', or "
+                "reads its flags, which is not supported in compiled code: write "
                 f"{name}.data.copy_(...) there"
             )
         return self.__dict__["_parameters"][name]

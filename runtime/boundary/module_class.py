@@ -25,7 +25,7 @@ from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.redistribution import overlap
-from shardwright.runtime.subclasses import class_like, like
+from shardwright.runtime.subclasses import class_like, like, sharing_attributes
 from shardwright.runtime.tensors.buffers import stored_as
 from shardwright.runtime.tensors.by_name import NOW
 from shardwright.runtime.tensors.split_tensor import SplitTensor
@@ -378,7 +378,7 @@ def boundary_class(
     members = {**methods_with_local_sizes(original, local_sizes), **members}
     if "generate" in vars(front) and callable(getattr(original, "generate", None)):
         members["generate"] = like(original, front.generate)
-    return class_like(named, bases, members, type(original))
+    return class_like(named, bases, members, sharing_attributes(type(original)))
 
 
 @functools.cache

@@ -45,6 +45,7 @@ from shardwright.planner.trace.record.recording_modes import (
 from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
 from shardwright.planner.trace.sizes.provenance import seen_by_users
 from shardwright.planner.trace.state.cache_state import States
+from shardwright.planner.trace.state.outside_state import LeftOutside, check_outside
 from shardwright.planner.trace.state.persistent_state import Contained, KeptNumbers, KeptState
 from shardwright.planner.trace.trace_lock import exporting
 from shardwright.runtime.slots import but_state, returned
@@ -130,6 +131,7 @@ class _Recording:
         """Of each run that has ended, the slots of what it returned, and the tensors then."""
         self.written: dict[str, list[torch.Tensor]] = {}
         """By name of a parameter or buffer: the values that runs left there, each run its own."""
+        self.outside: list[LeftOutside] = []
         self.made: list[torch.Tensor] = []
         """Buffers that were not there before, or had another shape."""
         self.returned: list[torch.Tensor] = []
@@ -189,6 +191,8 @@ class _Recording:
         self.results.append([(slot, inner(x)) for slot, x in gave])
         self.returned.extend(x for _, x in gave)
         self._note_held()
+        left = tensors_in(self.top.left_outside())
+        self.outside += [LeftOutside(inner(x), len(self.results) - 1) for x in left]
 
     def _note_held(self) -> None:
         """Note what a run left in parameters and buffers, in place or by an assignment.
@@ -265,7 +269,9 @@ class _Recording:
         out.states, out.taken = self.states.classes, self.states.given
         out.resumed = [*self.states.pairs, *self.kept.pairs()]
         self.kept.check()
-        out.left, out.kept = bool(self.kept.left), bool(self.kept.read)
+        data = [*self.stored.values(), *_tensors(self.given)]
+        outside = check_outside(self.recorder.calls, self.outside, data)
+        out.left, out.kept = outside or bool(self.kept.left), bool(self.kept.read)
         replaced = {n for n, x in self.state.items() if within[f"root.{n}"] is not x}
         self.numbers.are_written(self.numbered.keys() & (replaced | out.written.keys()))
         out.stateful = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}

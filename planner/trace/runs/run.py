@@ -147,6 +147,8 @@ class Runner(nn.Module):
         self.now = 0
         """Number of the traced call that runs."""
         self.around: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
+        self.left_outside: Callable[[], list[Any]] = list
+        """Returns what code has left outside of modules since all runs began."""
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
         """Return the result of each run, in order.

@@ -58,6 +58,11 @@ class Contents:
         """Return whether a container or object holds something else now."""
         return any(_differs(_contents(value), before) for value, before in self._before)
 
+    def now_other(self) -> list[Any]:
+        """Return what the containers and objects that changed hold now."""
+        changed = (now for v, b in self._before if _differs(now := _contents(v), b))
+        return [x for now in changed for x in (now.values() if isinstance(now, dict) else now)]
+
     def entries(self, wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Callable[[Any], None]]]:
         """Yield the entries that are wanted, each with a function that sets it."""
         for value, before in self._before:

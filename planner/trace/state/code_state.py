@@ -50,8 +50,10 @@ ABSENT: Any = object()
 
 
 @contextmanager
-def isolated(root: nn.Module) -> Iterator[None]:
+def isolated(root: nn.Module) -> Iterator[Snapshot]:
     """Context manager for running code of `root`; restores the state of the code afterwards.
+
+    Yields the state before.
 
     Within, values cached by integers or tensors are neither looked up nor kept, and lists of
     numbers note by which sizes they are indexed.
@@ -67,7 +69,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
         for slot, value in uncached:
             slot.set(value)
         before.note_indexes()
-        yield
+        yield before
     finally:
         before.restore_slots()
         for cls, had in names:
@@ -177,6 +179,11 @@ class Snapshot:
     def holds(self) -> bool:
         """Return whether all is still as it was."""
         return not (any(self._changes()) or self.contents.changed())
+
+    def left(self) -> list[Any]:
+        """Return what is in changed slots, and in containers and objects that changed."""
+        changed = [slot.get() for slot in compress(self._slots, self._changes())]
+        return [*changed, *self.contents.now_other()]
 
     def restore_slots(self) -> None:
         """Restore what the slots hold, but not the contents of that."""
@@ -343,7 +350,7 @@ class _Reached:
             self._keep(Slot(cell))
         if function.__defaults__:
             self.slots.append(Slot(function, "__defaults__"))
-        self.held += [function.__kwdefaults__ or {}, vars(function)]
+        self.held += [function.__kwdefaults__ or {}, vars(function), *(function.__defaults__ or ())]
 
     def _visit_names(self, owner: Any) -> None:
         for name in _names_of(owner):
