@@ -36,9 +36,13 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
     """
     found = _dry_run(task, solution, earlier)
     if isinstance(found, str):
-        raise ModelError(
-            f"{task.source.architecture} itself fails on meta, so no plan can be tried: {found}"
-        )
+        name = task.source.architecture
+        if "if unsharded" in found:
+            raise ModelError(
+                f"cannot split {name}: {found}, where nothing is sharded: it may decide by what a "
+                "split model has otherwise, such as the class of a module (use isinstance)"
+            )
+        raise ModelError(f"{name} itself fails on meta, so no plan can be tried: {found}")
     return found
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from shardwright.errors import ModelError, ShardwrightError, first_line, in_one_line
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.trace import advice
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
 from shardwright.planner.trace.data_queries.errors import (
     DATA_DEPENDENT,
@@ -39,25 +40,6 @@ from shardwright.planner.trace.to_graph import graph_facts
 from shardwright.planner.trace.to_graph.translate import translate
 from shardwright.planner.trace.torch_features.traceable import traceable
 from shardwright.planner.trace.trace_lock import alone
-
-ON_META = (
-    "its forward must run on meta tensors, which have shapes but no data: give inputs with which "
-    "it does, or change this line"
-)
-IN_A_MODULE = (
-    "give example inputs with integers that have values, not on meta, and on which its forward "
-    "runs, or move the code that depends on data into a submodule, which then stays replicated"
-)
-NO_KERNEL = (
-    "move the op into a submodule, which then stays replicated, or say which shapes it gives: "
-    "torch.library.register_fake"
-)
-NESTED = (
-    "it makes nested (jagged) tensors: give padded tensors and a mask, or make and use them in a "
-    "module of its own, which then stays replicated"
-)
-"""Advice in errors: if the root does not run on meta, if its own code depends on data, if an op has
-no kernel for meta, and if there are nested tensors."""
 
 
 def trace_runs(
@@ -157,7 +139,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             except Retrace:
                 continue
             except Exception as raised:
-                error = Unproven(NESTED) if _makes_nested(raised) else raised
+                error = Unproven(advice.NESTED) if _makes_nested(raised) else raised
                 if not tries.another(error, raised, entered, top.now):
                     raise tries.refusal(error, raised) from error
 
@@ -220,7 +202,7 @@ class _Tries:
         needs_data = isinstance(error, DATA_DEPENDENT)
         needs = f"data-dependent: {first_line(error)}"
         text = f"{needs if needs_data else in_one_line(error):.300}{place_of(raised)}"
-        todo = IN_A_MODULE if needs_data else NO_KERNEL if needs_memory(raised) else ON_META
+        todo = advice.on(text, needs_data, needs_memory(raised))
         refusal = RunRefused(f"cannot trace {name}: {text}; {todo}")
         refusal.behind = len(self.runs) - self.furthest
         return refusal

@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.nn.utils import stateless
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.queries.questions import answered
+from shardwright.planner.trace.runs.run import Runner
 from shardwright.planner.trace.runs.training_runs import batches_counted
 from shardwright.planner.trace.thread_patches import patched_in_this_thread
 from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
@@ -37,6 +39,8 @@ def traceable(module: nn.Module) -> Iterator[None]:
         patched_in_this_thread(
             [
                 (torch.utils, "swap_tensors", _refuse_swap),
+                (nn.Module, "load_state_dict", _refuse_state),
+                (stateless, "_functional_call", partial(_call_root, stateless._functional_call)),
                 (nn.Module, "__setattr__", partial(_set, nn.Module.__setattr__)),
             ]
         ),
@@ -59,6 +63,27 @@ def _set(before: Callable[..., None], module: nn.Module, name: str, value: Any) 
             f"a forward sets the parameter '{name}' of a {type(module).__name__} to a tensor: set "
             f"its data (self.{name}.data = tensor)"
         )
+
+
+def _refuse_state(module: nn.Module, *_: Any, **__: Any) -> NoReturn:
+    raise ModelError(
+        f"a forward loads a state dict into a {type(module).__name__}: write values to each of its "
+        "parameters (with torch.no_grad(): p.copy_(q))"
+    )
+
+
+def _call_root(before: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module with other parameters, as the trace itself does with its root.
+
+    Raises:
+        ModelError: model code does so.
+    """
+    if not isinstance(module, Runner):
+        raise ModelError(
+            f"a forward calls a {type(module).__name__} with other parameters (functional_call): "
+            "compute with them by torch.nn.functional, or by torch.nn.utils.parametrize"
+        )
+    return before(module, *args, **kwargs)
 
 
 def _refuse_swap(*_: Any) -> NoReturn:

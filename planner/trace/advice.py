@@ -1,0 +1,44 @@
+"""What to do instead, for errors of code that cannot be traced."""
+
+from __future__ import annotations
+
+ON_META = (
+    "its forward must run on meta tensors, which have shapes but no data: give inputs with which "
+    "it does, or change this line"
+)
+"""If the root does not run on meta."""
+IN_A_MODULE = (
+    "give example inputs with integers that have values, not on meta, and on which its forward "
+    "runs, or move the code that depends on data into a submodule, which then stays replicated"
+)
+"""If the root's own code depends on data."""
+NO_KERNEL = (
+    "move the op into a submodule, which then stays replicated, or say which shapes it gives: "
+    "torch.library.register_fake"
+)
+"""If an op has no kernel for meta."""
+NESTED = (
+    "it makes nested (jagged) tensors: give padded tensors and a mask, or make and use them in a "
+    "module of its own, which then stays replicated"
+)
+"""If there are nested tensors."""
+
+FOR_TEXTS = {
+    "support the deepcopy protocol": "a forward cannot copy modules or parameters: make the copy "
+    "in __init__, and write to it (with torch.no_grad(): p.copy_(q), for each parameter)",
+    "does not require grad and does not have a grad_fn": "a forward cannot run backward() or "
+    "torch.autograd.grad: take gradients outside of the model, or by torch.func.grad of a function "
+    "that calls no modules",
+    "_local_scalar_dense": "a position may stay a tensor, as in buffer[(self.at + torch.arange(n)) "
+    f"% size] = x; else {IN_A_MODULE}",
+    "it hands on what it is given": "let the module that depends on data return x.clone() in place "
+    "of its input x (FakeQuantize: write x + (quantized - x).detach() in ops), or move it and the "
+    "code around it into a submodule, which then stays replicated",
+}
+"""Advice for errors whose text contains the key."""
+
+
+def on(text: str, needs_data: bool, needs_memory: bool) -> str:
+    """Return the advice for an error of this `text`."""
+    found = (advice for key, advice in FOR_TEXTS.items() if key in text)
+    return next(found, IN_A_MODULE if needs_data else NO_KERNEL if needs_memory else ON_META)
