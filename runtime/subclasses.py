@@ -45,7 +45,7 @@ def sharing_attributes(metaclass: Any) -> Any:
     """
 
     class Sharing(metaclass):
-        def __setattr__(cls, name: str, value: Any) -> None:
+        def __setattr__(cls, name: str, value: Any) -> None:  # pyright: ignore
             if name in vars(cls) or name.startswith("__"):
                 super().__setattr__(name, value)
             else:

@@ -41,8 +41,14 @@ class ReadNames:
 
 
 def forwards_of(model: nn.Module) -> list[FunctionType]:
-    """The functions of a model's files that a forward may run: found by name."""
-    functions = [*_functions(model)]
+    """The methods of a model's classes, and functions beside these, that a forward may run.
+
+    They are found by name.
+    """
+    kinds = classes_of(model)
+    beside = [v for home in {kind.__module__ for kind in kinds} for v in globals_of(home)]
+    members = [v for kind in kinds for v in vars(kind).values()]
+    functions = [*_but_builders(v for v in (*members, *beside) if not isinstance(v, type))]
     names = CALLED | _reached(grouped((f.__name__, f) for f in functions), CALLED)
     return [f for f in functions if f.__name__ in names]
 

@@ -1,7 +1,7 @@
-"""Refuse code of forwards that asks by `is` whether two tensors are one.
+"""Refuse code of forwards that asks what ranks would answer otherwise than the unsharded model.
 
-On ranks each argument is redistributed apart, and so is each name of a tied weight: that code would
-answer otherwise than in the unsharded model.
+Whether two tensors are one (`is`): ranks redistribute each argument apart, and each name of a tied
+weight. Which class a module has (`type(m) is nn.Linear`): it is a subclass.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import ast
 import dis
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from textwrap import dedent
 from types import FunctionType
 from typing import Any, NoReturn
@@ -25,6 +24,7 @@ from shardwright.planner.trace.data_queries.model_code import is_plumbing
 from shardwright.runtime.code.names_in_code import forwards_of, methods_of
 
 IS = dis.opmap["IS_OP"]
+ASKING = {"type", "__class__"}
 
 
 def check_arguments(path: str, module: nn.Module, given: Mapping[str, Any]) -> None:
@@ -38,8 +38,8 @@ def check_arguments(path: str, module: nn.Module, given: Mapping[str, Any]) -> N
             _refuse(f"'{path}'" if path else type(module).__name__, pair, "pass the answer")
 
 
-def check_tied(model: nn.Module) -> None:
-    """Check that no code that a forward may run compares tied weights of `model`.
+def check_forwards(model: nn.Module) -> None:
+    """Check that no code that a forward may run compares tied weights, or classes of modules.
 
     Raises:
         ModelError: some does.
@@ -47,36 +47,74 @@ def check_tied(model: nn.Module) -> None:
     named = [(n, id(p)) for n, p in model.named_parameters(remove_duplicate=False)]
     names = Counter(key for _, key in named)
     tied = {name.rpartition(".")[2] for name, key in named if names[key] > 1}
-    for function in forwards_of(model) if tied else ():
-        for pair in _compared(function, ast.Attribute):
-            if tied.issuperset(pair):
+    for function in forwards_of(model):
+        for node in _comparisons(function):
+            if tied.issuperset(pair := _names(node, ast.Attribute)) and len(pair) > 1:
                 _refuse(f"'{function.__qualname__}'", pair, "keep the answer in an attribute")
+            if any(map(_asks_class, sides := _sides(node))) and any(
+                _is_module_class(x, function.__globals__) for x in sides
+            ):
+                raise ModelError(
+                    f"cannot split '{function.__qualname__}': its code asks for the class of a "
+                    f"module ({ast.unparse(node)}), which is a subclass in a split model: use "
+                    "isinstance"
+                )
 
 
 @cache
-def _compared_in(kind: type) -> list[tuple[str, str]]:
-    return [pair for f in methods_of([kind]) for pair in _compared(f, ast.Name)]
+def _compared_in(kind: type) -> list[list[str]]:
+    """Return the names that code of a class compares by `is`."""
+    compared = (node for f in methods_of([kind]) for node in _comparisons(f) if _by_is(node))
+    return [names for node in compared if len(names := _names(node, ast.Name)) > 1]
 
 
-def _compared(function: FunctionType, kind: type) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of names, or of attributes, that a function compares by `is`.
+@cache
+def _comparisons(function: FunctionType) -> list[ast.Compare]:
+    """Return the comparisons in a function that may be of interest.
 
     Torch's own code computes the same with either answer.
     """
-    if is_plumbing(function.__module__) or IS not in function.__code__.co_code[::2]:
-        return
+    code = function.__code__
+    asks = IS in code.co_code[::2] or not ASKING.isdisjoint(code.co_names)
+    if not asks or is_plumbing(function.__module__):
+        return []
     try:
         tree = ast.parse(dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            sides: list[Any] = [node.left, *node.comparators]
-            names = [vars(x).get("attr") or vars(x).get("id") for x in sides if type(x) is kind]
-            yield from pairwise(names)
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
 
 
-def _refuse(place: str, pair: tuple[str, str], instead: str) -> NoReturn:
+def _by_is(node: ast.Compare) -> bool:
+    return isinstance(node.ops[0], (ast.Is, ast.IsNot))
+
+
+def _sides(node: ast.Compare) -> list[ast.expr]:
+    sides = [node.left, *node.comparators]
+    return [x for side in sides for x in getattr(side, "elts", [side])]
+
+
+def _names(node: ast.Compare, kind: type[ast.AST]) -> list[str]:
+    """Return the names of variables, or of attributes, that a comparison by `is` has."""
+    sides: list[Any] = _sides(node) if _by_is(node) else []
+    return [vars(x).get("attr") or vars(x)["id"] for x in sides if type(x) is kind]
+
+
+def _asks_class(node: ast.expr) -> bool:
+    by_type = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
+    return by_type or getattr(node, "attr", "") == "__class__"
+
+
+def _is_module_class(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether an expression is the name of a class of modules."""
+    first, *rest = ast.unparse(node).split(".")
+    value = names.get(first)
+    for name in rest:
+        value = getattr(value, name, None)
+    return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+def _refuse(place: str, pair: Sequence[str], instead: str) -> NoReturn:
     raise ModelError(
         f"cannot split {place}: its code asks whether two tensors are one ({' is '.join(pair)}). "
         "Ranks redistribute each apart, and would answer otherwise: ask before the model is "

@@ -37,7 +37,8 @@ def check_outside(
     for call in calls:
         if any(id(x) in depends for x in tensors_in((call.args, call.kwargs))):
             depends |= {*map(id, tensors_in(call.result))}
-    since = {id(one.tensor): one.traced_call for one in left if id(one.tensor) in depends}
+    latest_first = reversed(left)
+    since = {id(one.tensor): one.traced_call for one in latest_first if id(one.tensor) in depends}
     for call in calls if since else ():
         taken = tensors_in((call.args, call.kwargs))
         if any(since.get(id(x), call.traced_call) < call.traced_call for x in taken):
