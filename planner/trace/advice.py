@@ -29,8 +29,10 @@ FOR_TEXTS = {
     "does not require grad and does not have a grad_fn": "a forward cannot run backward() or "
     "torch.autograd.grad: take gradients outside of the model, or by torch.func.grad of a function "
     "that calls no modules",
-    "_local_scalar_dense": "a position may stay a tensor, as in buffer[(self.at + torch.arange(n)) "
-    f"% size] = x; else {IN_A_MODULE}",
+    "_local_scalar_dense": "compute and index with tensors (buffer[(at + torch.arange(n)) "
+    f"% size] = x); else {IN_A_MODULE}",
+    "can't retain_grad": "a forward cannot keep gradients of what it computes: take them by "
+    "register_full_backward_hook of a module, or h.register_hook(function)",
     "it hands on what it is given": "let the module that depends on data return x.clone() in place "
     "of its input x (FakeQuantize: write x + (quantized - x).detach() in ops), or move it and the "
     "code around it into a submodule, which then stays replicated",
