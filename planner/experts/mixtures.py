@@ -19,6 +19,7 @@ from torch import nn
 
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.contract.plain_values import is_said, plain_value, same_value
+from shardwright.planner.experts.outside import read_outside
 from shardwright.planner.experts.probe import Mixture, fault
 from shardwright.planner.graph.graph import Graph, Tensor
 from shardwright.planner.graph.views import is_view
@@ -61,7 +62,7 @@ def find_mixtures(
             continue
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
-            why = _said(graph, name, module, mixture)
+            why = _said(graph, name, module, mixture) or read_outside(graph, root, name, mixture)
             if why is None and mixture != tested(name):
                 why = fault(module, mixture)
             if why is None:

@@ -461,3 +461,33 @@ def test_plans_that_contradict_themselves() -> None:
     ):
         with pytest.raises(PlanError, match=text):
             Plan.from_json(json.dumps(edited(**changes)))
+
+
+class Penalized(nn.Module):
+    """Adds up the weights of its experts."""
+
+    def __init__(self, averages: bool) -> None:
+        super().__init__()
+        self.averages = averages
+        self.router, self.experts = nn.Linear(WIDTH, EXPERTS), Experts()
+        self.mean = Experts().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(CHOSEN)
+        out = self.experts(tokens, chosen, weights).view_as(x)
+        if not self.averages:
+            return out + sum(p.square().sum() for p in self.experts.parameters())
+        with torch.no_grad():
+            for mean, p in zip(self.mean.parameters(), self.experts.parameters(), strict=True):
+                mean.mul_(0.9).add_(p, alpha=0.1)
+        return out + self.mean(tokens, chosen, weights).view_as(x)
+
+
+def test_experts_that_code_outside_adds_up_stay() -> None:
+    """A rank has some of them. Averages, which go over their elements, may be outside."""
+    args = (torch.randn(3, 19, WIDTH),)
+    with pytest.raises(InfeasibleError, match="code outside of it computes with 'experts.up'"):
+        planning.plan(Penalized(False), mesh={"ep": 2, "tp": 1}, args=args)
+    plan = planning.plan(Penalized(True), mesh={"ep": 2, "tp": 1}, args=args)
+    assert plan.modules["experts"].parameters.keys() == {"up", "down"}

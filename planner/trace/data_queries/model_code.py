@@ -142,9 +142,13 @@ def answer_for(test: ast.expr, wanted: bool) -> bool | None:
 
 
 def lines_of(error: BaseException) -> Lines:
-    """Return the lines of code that an error came through, without those of torch and our own."""
+    """Return the lines of code that an error came through: not of torch, Python and our own."""
     found = traceback.walk_tb(error.__traceback__)
-    return tuple((f.f_code.co_filename, n) for f, n in found if not is_plumbing(module_of(f)))
+    own = ((f, n) for f, n in found if not is_plumbing(module_of(f)))
+    names = sys.stdlib_module_names
+    return tuple(
+        (f.f_code.co_filename, n) for f, n in own if module_of(f).split(".")[0] not in names
+    )
 
 
 def place_of(error: BaseException) -> str:
