@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from operator import ne
 from types import MethodType
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundar
 from shardwright.runtime.boundary.module_class import LocalModule, put_class
 from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.code.model_objects import has_forward, is_config, may_change
-from shardwright.runtime.code.names_in_code import NOT_MODELS, ReadNames
+from shardwright.runtime.code.names_in_code import ReadNames, is_of_framework
 from shardwright.runtime.communication import facts
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.tensors.parameters import mark_replaced
@@ -91,7 +92,7 @@ class ChangeDetection:
         self.kept = KeptObjects(kept_objects(root, self._is_read))
         own = dict.fromkeys(self.classes.values())
         found = dict.fromkeys(kind for one in own for kind in one.__mro__)
-        self.kinds = [kind for kind in found if kind in own or not _is_of_framework(kind)]
+        self.kinds = [kind for kind in found if kind in own or not is_of_framework(kind)]
         self.members = [vars(kind) for kind in self.kinds]
         self.had_members = [snapshot(members) for members in self.members]
 
@@ -239,7 +240,9 @@ class ChangeDetection:
 
     def differs(self) -> bool:
         """Whether a class or an object that the model keeps has changed."""
-        return any(map(ne, self.members, self.had_members)) or self.kept.changed()
+        with suppress(RuntimeError):  # a class has another tensor
+            return any(map(ne, self.members, self.had_members)) or self.kept.changed()
+        return True
 
     def keep_own(self) -> None:
         """Accept what the model's own code changed in a call.
@@ -488,12 +491,4 @@ def _refused(name: str, before: Any, now: Any, left: Iterable[str] = ()) -> Usag
     return UsageError(
         f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
         f"a path that was not traced: {own}set it before the model is planned and split"
-    )
-
-
-def _is_of_framework(kind: type) -> bool:
-    """Whether `kind` is a class that all models share: nobody changes it for one model."""
-    home = f"{kind.__module__}."
-    return kind in (object, nn.Module) or home.startswith(
-        tuple(place for place in NOT_MODELS if place != "torch.")
     )

@@ -95,6 +95,14 @@ def classes_of(model: nn.Module) -> set[type]:
     }
 
 
+def is_of_framework(kind: type) -> bool:
+    """Whether `kind` is a class that all models share: nobody changes it for one model."""
+    home = f"{kind.__module__}."
+    return kind in (object, nn.Module) or home.startswith(
+        tuple(place for place in NOT_MODELS if place != "torch.")
+    )
+
+
 def globals_of(file: str) -> list[Any]:
     """The values of the globals of a Python module, by its name."""
     return list(vars(sys.modules[file]).values()) if file in sys.modules else []

@@ -125,8 +125,12 @@ def kept_dims(op: Any, args: Sequence[Any], shape: Sequence[int]) -> list[int | 
 
     if name in ("detach", "alias"):
         return every
-    if name in ("view", "_unsafe_view", "expand") and [*rest[0]] == [*shape]:
+    if name in ("view", "_unsafe_view", "expand") and rest[0] == [*shape]:
         return every
+    if name == "view_as_real":  # as optimizers take complex parameters
+        return [*every, None]
+    if name == "view_as_complex":
+        return every[:-1]
     if name == "permute":
         return [d % len(shape) for d in rest[0]]
     if name == "t":

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
-from tests.planner.equal import assert_equal, features, planned
+from shardwright.runtime.state.gather import full_tensors
+from tests.planner.equal import assert_equal, close, features, planned, weigh
 from tests.ranks import run_ranks
 
 WIDTH, MODES = 12, 4
@@ -77,3 +78,25 @@ def test_a_complex_argument_that_no_traced_call_had_is_refused() -> None:
             apply(copy.deepcopy(module), plan, mesh)(*features(WIDTH)(2, 7), state)
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_optimizers_of_complex_parameters(optimizer: Any) -> None:
+    """Optimizers take them as real ones, with a dim more: a view, into which they write."""
+    torch.manual_seed(0)
+    model = Spectral().double()
+    plan = planned(model, features(WIDTH), 2)
+    batches = [features(WIDTH)(2, 7)[0] for _ in range(3)]
+
+    def trained(net: nn.Module) -> dict[str, Tensor]:
+        steps = optimizer(net.parameters(), lr=0.1, foreach=True)
+        for x in batches:
+            steps.zero_grad()
+            weigh(net(x)).backward()
+            steps.step()
+        return full_tensors(net, dict(net.named_parameters()))
+
+    want = trained(copy.deepcopy(model))
+    for found in run_ranks(2, lambda mesh: trained(apply(copy.deepcopy(model), plan, mesh))):
+        for name, value in want.items():
+            close(found[name], value, name)
