@@ -50,11 +50,12 @@ def seen_attribute(name: str) -> property:
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
             )
-        if (use := state.uses.get(name)) is not None:
-            stored = use(stored)
-        if stored is not None and not torch.compiler.is_compiling():
-            stored._is_param = True  # code may ask whether it is an nn.Parameter
-        return stored
+        if (use := state.uses.get(name)) is None:
+            return stored
+        used = use(stored)
+        if not torch.compiler.is_compiling():
+            used._is_param = True  # dry runs compare what code does that asks for nn.Parameter
+        return used
 
     def put(self: Any, value: Any) -> None:
         state = self.__dict__.get("_shardwright")  # a copy has none yet
@@ -86,10 +87,11 @@ def assigned_attribute(name: str) -> property:
         if torch.compiler.is_compiling() or _CALLBACK() is not None:
             raise UsageError(
                 f"code of the model sets the data of '{f'{state.path}.{name}'.lstrip('.')}', or "
-                "reads its flags, which is not supported in compiled code: write "
-                f"{name}.data.copy_(...) there"
+                "asks for its flags or class, which is not supported in compiled code: write "
+                f"{name}.data.copy_(...), and ask in __init__"
             )
-        return self.__dict__["_parameters"][name]
+        stored = self.__dict__["_parameters"][name]
+        return stored if isinstance(stored, DTensor) else seen.fget(self)  # in a dry run
 
     return property(get, seen.fset, doc=seen.__doc__)
 

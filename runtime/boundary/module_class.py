@@ -187,7 +187,7 @@ def _sets_itself(module: Any, name: str, value: Tensor) -> bool:
         UsageError: code of a planned call sets it to something else.
     """
     held = module.__dict__["_parameters"].get(name)
-    if not isinstance(held, DTensor) or type(value) is nn.Parameter or value is held:
+    if not isinstance(held, DTensor) or isinstance(value, nn.Parameter):
         return False
     if not module._shardwright.call.active or value is held._local_tensor:
         return value is held._local_tensor

@@ -6,13 +6,15 @@ before holds the full tensor, which gets no gradient and no update.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from shardwright.errors import ModelError
+from shardwright.planner.trace.data_queries.model_code import is_plumbing
 from shardwright.planner.trace.model.shared_memory import shares
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.record import Call
@@ -53,6 +55,21 @@ class OwnTensors:
                     (name, trains), own = found
                     if trains or _writes(call) or name in written or own in written:
                         _refuse(call, name, "by way of another tensor that shares its memory")
+
+
+class IsParameter:
+    """The answer to `isinstance(x, nn.Parameter)` for a parameter: true; notes if code asks."""
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        self.note = note
+
+    def __bool__(self) -> bool:
+        asking = sys._getframe(1)
+        if asking.f_globals["__name__"] == nn.Parameter.__module__:
+            asking = asking.f_back or asking
+        if not is_plumbing(asking.f_globals["__name__"]):
+            self.note()
+        return True
 
 
 def _writes(call: Call) -> bool:

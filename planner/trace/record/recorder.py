@@ -34,7 +34,7 @@ from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.boundaries import BOUNDARY, CallStack, read_tag
 from shardwright.planner.trace.record.hook_leaks import HookLeaks
-from shardwright.planner.trace.record.own_tensors import OwnTensors
+from shardwright.planner.trace.record.own_tensors import IsParameter, OwnTensors
 from shardwright.planner.trace.record.record import Call, Record
 from shardwright.planner.trace.record.recording_modes import (
     ATTENTION,
@@ -132,13 +132,15 @@ class _Recording:
         self.written: dict[str, list[torch.Tensor]] = {}
         """By name of a parameter or buffer: the values that runs left there, each run its own."""
         self.outside: list[LeftOutside] = []
+        self.asked = set[str]()
+        """Parameters of which code asks whether they are parameters."""
         self.made: list[torch.Tensor] = []
         """Buffers that were not there before, or had another shape."""
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
         for name, _ in self.module.named_parameters(remove_duplicate=False):
-            self.state[name]._is_param = True  # code may ask whether it is an nn.Parameter
+            self.state[name]._is_param = IsParameter(partial(self.asked.add, name))
         # Code may put more into what it is given.
         self.ends = [*zip(tree_leaves(self.given), tree_leaves(self.wrapped), strict=True)]
         self.top = top
@@ -255,6 +257,7 @@ class _Recording:
     def _note_results(self, out: Record) -> None:
         """Note what the runs returned, wrote into their arguments, and left in attributes."""
         out.written = self.written
+        out.assigned |= self.asked
         aliases = self.functional.aliases
         out.outputs = _changed_for_users(self.ends, self.returned, aliases)
         for run, result in zip(self.runs, self.results, strict=True):
