@@ -139,7 +139,8 @@ class _Recording:
         self.returned: list[torch.Tensor] = []
         """The same tensors, as code has them: it may write into them later."""
         self.state, self.wrapped = tree_map(self.functional.wrap, (self.stored, self.given))
-        for name, _ in self.module.named_parameters(remove_duplicate=False):
+        named = (name for name, x in _state(self.module) if isinstance(x, nn.Parameter))
+        for name in named:
             self.state[name]._is_param = IsParameter(partial(self.asked.add, name))
         # Code may put more into what it is given.
         self.ends = [*zip(tree_leaves(self.given), tree_leaves(self.wrapped), strict=True)]

@@ -48,7 +48,10 @@ class Call(NamedTuple):
     numbers: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.function.removeprefix(AT)}({', '.join(map(str, self.numbers))})"
+        numbers = ", ".join(map(str, self.numbers))
+        if self.function.startswith(PIECES):
+            return f"{self.function.removeprefix(PIECES)}() into {numbers} pieces"
+        return f"{self.function.removeprefix(AT)}({numbers})"
 
 
 Calls = dict[str, list[Call]]
@@ -68,6 +71,11 @@ RUNS = "runs"
 
 AT = "at places: "
 """Prefix of entries that log positions and the shape of the operand."""
+
+CUTTING = {*SPLIT, "unbind", "hsplit", "vsplit", "dsplit", "unsafe_split", "unsafe_chunk"}
+PIECES = "pieces: "
+"""Functions that cut a tensor, and the prefix of entries that log into how many pieces: code may
+take them in another order, and join them again."""
 
 REPEATED = {AT + name for name in REPEATING}
 
@@ -103,6 +111,10 @@ class Notes(TorchFunctionMode):
         """Log the call if it comes from model code."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
+        if name in CUTTING and self.entered and not _from_runtime():
+            made = func(*args, **kwargs)
+            self.found.setdefault(self.entered[-1], []).append(Call(PIECES + name, (len(made),)))
+            return made
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
         if not self.entered or (name in MOVING and not places) or _from_runtime():
             return func(*args, **kwargs)
