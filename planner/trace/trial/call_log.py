@@ -72,7 +72,7 @@ RUNS = "runs"
 AT = "at places: "
 """Prefix of entries that log positions and the shape of the operand."""
 
-CUTTING = {*SPLIT, "unbind", "hsplit", "vsplit", "dsplit", "unsafe_split", "unsafe_chunk"}
+CUTTING = {*SPLIT, *"chunk tensor_split unbind hsplit vsplit dsplit".split()}
 PIECES = "pieces: "
 """Functions that cut a tensor, and the prefix of entries that log into how many pieces: code may
 take them in another order, and join them again."""
@@ -111,21 +111,21 @@ class Notes(TorchFunctionMode):
         """Log the call if it comes from model code."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
-        if name in CUTTING and self.entered and not _from_runtime():
-            made = func(*args, **kwargs)
-            self.found.setdefault(self.entered[-1], []).append(Call(PIECES + name, (len(made),)))
-            return made
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
-        if not self.entered or (name in MOVING and not places) or _from_runtime():
+        counts = places or name in CUTTING or name not in MOVING
+        if not (self.entered and counts) or _from_runtime():
             return func(*args, **kwargs)
         if places:
             self._note_places(name, args, kwargs)
         if name not in MOVING:
-            counts = name in COUNTING or name in SIZED
-            numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
+            kinds = float if name in COUNTING or name in SIZED else (int, float)
+            numbers = tuple(_numbers([*args, *kwargs.values()], kinds))
             numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
             self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if name in CUTTING:
+            self.found.setdefault(self.entered[-1], []).append(Call(PIECES + name, (len(made),)))
+        return made
 
     def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
         """Log which elements of a tensor are taken."""
