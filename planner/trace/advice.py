@@ -33,6 +33,8 @@ FOR_TEXTS = {
     f"% size] = x); else {IN_A_MODULE}",
     "can't retain_grad": "a forward cannot keep gradients of what it computes: take them by "
     "register_full_backward_hook of a module, or h.register_hook(function)",
+    "do not track version counter": "a forward cannot ask for the version of a tensor: compute "
+    "anew what depends on it",
     "it changes what it is given, or keeps something": "let the module whose code depends on data "
     "return what it changes or keeps, and write it in the module around it",
     "it hands on what it is given": "let the module that depends on data return x.clone() in place "

@@ -88,6 +88,19 @@ class Tied(nn.Module):
         return self.head(self.embed(x)) * scale
 
 
+class Remembers(Net):
+    """Computes nothing for the tensor of its last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is None or self.last[0] is not x:
+            self.last = x, super().forward(x)
+        return self.last[1]
+
+
 class AsksForClass(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x).relu()
@@ -99,6 +112,7 @@ class AsksForClass(Net):
     [
         (Around(), features(WIDTH), r"'attends': its code asks .* \(query is key\)"),
         (Tied(), ids(30), r"'Tied.forward': its code asks .* \(weight is weight\)"),
+        (Remembers(), features(WIDTH), r"'?Remembers'?: .* \(self.last\[0\] is x\)"),
         (AsksForClass(), features(WIDTH), r"type\(self.up\) is nn.Linear.*use isinstance"),
     ],
 )

@@ -30,11 +30,14 @@ ASKING = {"type", "__class__"}
 def check_arguments(path: str, module: nn.Module, given: Mapping[str, Any]) -> None:
     """Check that the code of the module `path` does not compare tensors that it is `given`.
 
+    Neither with each other, nor with what it keeps of an earlier call.
+
     Raises:
         ModelError: it does.
     """
     for pair in _compared_in(type(module)):
-        if all(isinstance(given.get(name), torch.Tensor) for name in pair):
+        tensors = [name for name in pair if isinstance(given.get(name), torch.Tensor)]
+        if tensors and all(name in tensors or name.startswith("self.") for name in pair):
             _refuse(f"'{path}'" if path else type(module).__name__, pair, "pass the answer")
 
 
@@ -49,7 +52,7 @@ def check_forwards(model: nn.Module) -> None:
     tied = {name.rpartition(".")[2] for name, key in named if names[key] > 1}
     for function in forwards_of(model):
         for node in _comparisons(function):
-            if tied.issuperset(pair := _names(node, ast.Attribute)) and len(pair) > 1:
+            if tied.issuperset(pair := _attributes(node)) and len(pair) > 1:
                 _refuse(f"'{function.__qualname__}'", pair, "keep the answer in an attribute")
             if any(map(_asks_class, sides := _sides(node))) and any(
                 _is_module_class(x, function.__globals__) for x in sides
@@ -63,9 +66,9 @@ def check_forwards(model: nn.Module) -> None:
 
 @cache
 def _compared_in(kind: type) -> list[list[str]]:
-    """Return the names that code of a class compares by `is`."""
+    """Return the names, and what of `self`, that code of a class compares by `is`."""
     compared = (node for f in methods_of([kind]) for node in _comparisons(f) if _by_is(node))
-    return [names for node in compared if len(names := _names(node, ast.Name)) > 1]
+    return [[*map(ast.unparse, _sides(node))] for node in compared]
 
 
 @cache
@@ -94,10 +97,9 @@ def _sides(node: ast.Compare) -> list[ast.expr]:
     return [x for side in sides for x in getattr(side, "elts", [side])]
 
 
-def _names(node: ast.Compare, kind: type[ast.AST]) -> list[str]:
-    """Return the names of variables, or of attributes, that a comparison by `is` has."""
-    sides: list[Any] = _sides(node) if _by_is(node) else []
-    return [vars(x).get("attr") or vars(x)["id"] for x in sides if type(x) is kind]
+def _attributes(node: ast.Compare) -> list[str]:
+    """Return the names of the attributes that a comparison by `is` has."""
+    return [x.attr for x in _sides(node) if isinstance(x, ast.Attribute) and _by_is(node)]
 
 
 def _asks_class(node: ast.expr) -> bool:
