@@ -48,6 +48,7 @@ def local_sizes(
     dims: Mapping[str, tuple[Dim, ...]],
     coords: Sequence[Coords],
     dim_of: Callable[[str, int], Dim],
+    sized: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[dict[Key, Dim], CallSizes]:
     """Find the local values of attributes, and the sizes to give to calls.
 
@@ -56,6 +57,7 @@ def local_sizes(
         dims: Layout of every tensor under the plan.
         coords: The ranks whose equations must hold.
         dim_of: Returns a dim of a tensor as a plan has it, with run-time sizes left open.
+        sized: Module -> its attributes that have the local sizes of its weight, whatever is asked.
 
     Returns:
         (module, attribute) -> local value as a dim, of each attribute that must change; and the
@@ -69,11 +71,12 @@ def local_sizes(
     failed: list[Unsolvable] = []
     given: list[SizeArgument] = []
     reads = [_sizes_read(graph, dims, at) for at in coords]
+    layers = _of_layers(graph, dims, sized or {})
     for group in _groups([*graph.equal, *graph.sizes]):
         found = [(size, _target(size, dims, producers)) for size in group]
         targets = [(size, target) for size, target in found if target is not None]
         try:
-            out |= _solve(targets, graph.pinned, coords, reads)
+            out |= _solve(targets, graph.pinned, coords, reads, layers)
         except Unsolvable as failure:
             wrong = [(s, t) for s, t in targets if not _holds(s, t, {}, coords, reads)]
             if all(_can_be_given(size, target, reads) for size, target in wrong):
@@ -190,6 +193,7 @@ def _solve(
     pinned: set[Key],
     coords: Sequence[Coords],
     reads: Sequence[Reads],
+    layers: Mapping[Key, Dim],
 ) -> dict[Key, Dim]:
     keys: dict[Key, int] = {}
     for size, _ in targets:
@@ -197,7 +201,7 @@ def _solve(
     options: dict[Key, list[Dim]] = {}
     for key, value in keys.items():
         split = [] if key in pinned else _candidates(value, [t for _, t in targets])
-        options[key] = [Atom(value), *split]
+        options[key] = [layers[key]] if key in layers else [Atom(value), *split]
     names = [_values(size.expression).keys() for size, _ in targets]
     attempt: dict[Key, Dim] = {}
     deepest = 0
@@ -224,7 +228,21 @@ def _solve(
 
     if not solved(0):
         raise Unsolvable(targets[deepest][0], [s for s, _ in targets])
-    return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
+    changed = {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
+    return {k: d for k, d in changed.items() if k not in layers}
+
+
+def _of_layers(
+    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], sized: Mapping[str, tuple[str, ...]]
+) -> dict[Key, Dim]:
+    """Return the sizes of layers, which are local where their weights are sharded."""
+    weights = {use.fqn.removesuffix(".weight"): dims[use.used] for use in graph.uses}
+    return {
+        (module, name): dim
+        for module, names in sized.items()
+        for name, dim in zip(names, weights.get(module, ()), strict=False)
+        if any(a.mesh for a in layout.atoms(dim))
+    }
 
 
 def _values(expression: Expression) -> dict[Key, int]:

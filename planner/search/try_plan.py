@@ -20,6 +20,7 @@ from shardwright.planner.search.emitted_plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
+from shardwright.runtime.code.attributes import SIZES
 
 
 def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) -> Plan | Conflict:
@@ -77,8 +78,15 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     several = bool(layouts.states.sub.table())
     every = _without_ep(task.ranks(layouts.states)) if several else corners(task, layouts)
     dims = _traced(layouts)
-    attributes, sizes = local_sizes(task.graph, dims, _unlike(every, dims), layouts.dim)
-    return module_plans(task.source.module, layouts, attributes, sizes)
+    root, ranks = task.source.module, _unlike(every, dims)
+    sized = {
+        path: names
+        for path, module in root.named_modules()
+        for kind, names in SIZES
+        if isinstance(module, kind)
+    }
+    attributes, sizes = local_sizes(task.graph, dims, ranks, layouts.dim, sized)
+    return module_plans(root, layouts, attributes, sizes)
 
 
 def unmet_sizes(task: Task, layouts: Layouts) -> list[tuple[SizeArgument, int, int]]:

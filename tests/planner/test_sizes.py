@@ -225,3 +225,24 @@ def test_an_op_gets_the_same_number_on_each_rank(tp: int) -> None:
     module = Shuffled().double()
     inputs = equal.features(8)
     assert_equal(module, inputs, equal.planned(module, inputs, tp))
+
+
+class ComparesWithLayer(nn.Module):
+    """Scales by one of two vectors, as a hidden state has the size of a layer or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 48), nn.Linear(48, 24)
+        self.one, self.other = nn.Parameter(torch.ones(48)), nn.Parameter(torch.ones(48))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+        return self.down(h * (self.one if h.shape[-1] == self.up.out_features else self.other))
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_sizes_of_layers_are_local_where_their_weights_are(tp: int) -> None:
+    """So a full tensor cannot be compared with one: both branches call the same functions."""
+    model = ComparesWithLayer().double()
+    plan = equal.planned(model, equal.features(24), tp)
+    assert_equal(model, equal.features(24), plan, collectives=False)
