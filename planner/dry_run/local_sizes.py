@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import networkx as nx
+from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim, simplify
@@ -20,6 +21,7 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.graph.graph import EQUAL, Graph, Op, SizeArgument
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, evaluate
 from shardwright.planner.trace.to_graph.graph_facts import slice_of
+from shardwright.runtime.code.attributes import SIZES
 from shardwright.runtime.code.call_sites import name_of
 
 Key = tuple[str, str]
@@ -230,6 +232,12 @@ def _solve(
         raise Unsolvable(targets[deepest][0], [s for s, _ in targets])
     changed = {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
     return {k: d for k, d in changed.items() if k not in layers}
+
+
+def sizes_of_layers(root: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return the attributes that the runtime sets to the local sizes of a weight, by module."""
+    every = root.named_modules()
+    return {path: names for path, m in every for kind, names in SIZES if isinstance(m, kind)}
 
 
 def _of_layers(

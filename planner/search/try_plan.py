@@ -11,7 +11,7 @@ from shardwright.planner.contract.mesh import EP, Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.dry_run.local_sizes import Unsolvable, local_sizes, unmet
+from shardwright.planner.dry_run.local_sizes import Unsolvable, local_sizes, sizes_of_layers, unmet
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
 from shardwright.planner.emit.redistributions import InconsistentBoundary
@@ -20,7 +20,6 @@ from shardwright.planner.search.emitted_plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
-from shardwright.runtime.code.attributes import SIZES
 
 
 def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) -> Plan | Conflict:
@@ -79,13 +78,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     every = _without_ep(task.ranks(layouts.states)) if several else corners(task, layouts)
     dims = _traced(layouts)
     root, ranks = task.source.module, _unlike(every, dims)
-    sized = {
-        path: names
-        for path, module in root.named_modules()
-        for kind, names in SIZES
-        if isinstance(module, kind)
-    }
-    attributes, sizes = local_sizes(task.graph, dims, ranks, layouts.dim, sized)
+    attributes, sizes = local_sizes(task.graph, dims, ranks, layouts.dim, sizes_of_layers(root))
     return module_plans(root, layouts, attributes, sizes)
 
 
