@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shardwright.planner.trace.record.arguments import tensors_in
 from torch import Tensor
 
 from shardwright.errors import ModelError
+from shardwright.planner.trace.record.op_tensors import tensors_in
 from shardwright.planner.trace.record.record import Call
 
 
