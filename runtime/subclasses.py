@@ -14,6 +14,9 @@ from torch import nn
 ITS_OWN = ("__doc__", "__module__", "__qualname__")
 """Attributes that a subclass copies from the original class: libraries use them as keys."""
 
+SHARES = "_shardwright_shares"
+"""Attribute of a class: code that sets further ones sets them on the original class."""
+
 
 def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> type:
     """Make a subclass of `original` with its name.
@@ -45,8 +48,13 @@ def sharing_attributes(metaclass: Any) -> Any:
     """
 
     class Sharing(metaclass):
+        def __init__(cls, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            type.__setattr__(cls, SHARES, True)
+
         def __setattr__(cls, name: str, value: Any) -> None:  # pyright: ignore
-            if name in vars(cls) or name.startswith("__"):
+            # Before __init__, a base class may wrap methods of the new class.
+            if name in vars(cls) or name.startswith("__") or SHARES not in vars(cls):
                 super().__setattr__(name, value)
             else:
                 setattr(cls._shardwright_original, name, value)  # type: ignore[attr-defined]
