@@ -81,7 +81,7 @@ def plan(
             given `args`.
         objective: What is minimised. "time": the predicted time of the phases, plus a price for
             each byte that a rank holds, because free memory is room for more sequences (see
-            `planner/problem/optimize.py`). "memory": the fewest bytes, or up to 4 % more where
+            `planner/problem/optimize.py`). "memory": the fewest bytes, or up to 5 % more where
             that saves time; if `memory` is given, the least time under that limit.
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and training
             state (see `planner/cost/memory.py`). For least time the default is the memory of the

@@ -97,7 +97,7 @@ def objective_in_words(objective: Objective) -> str:
     room, price = objective.memory_bytes, objective.byte_price_ns
     within = "" if room is None else f" within {human_bytes(room)}"
     if objective.name == "memory" and room is None:
-        return "least memory, or up to 4 % more if that is faster"
+        return "least memory, or up to 5 % more if that is faster"
     if objective.name == "memory" or price is None:
         return f"least time{within}"
     return f"least time{within} (saving 1 GiB is worth {human_time(round(price * 2**30))})"

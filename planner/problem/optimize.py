@@ -48,7 +48,7 @@ from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
 from shardwright.planner.solvers.residual import solve_residual
 
-SLACK = 0.04
+SLACK = 0.05
 SHARE_FOR_PRICE = 0.7
 """Share of the time limit for finding the price of a byte."""
 CAPPED = 0.05

@@ -164,7 +164,7 @@ KEPT = {"LlamaForCausalLM": "model.layers.*.self_attn", "Olmo2ForCausalLM": "*.*
 
 @pytest.mark.parametrize("name", KEPT)
 def test_slack_is_not_spent_on_attention(name: str) -> None:
-    """Whole, these weights would take less time, and all within 4 % of the bytes."""
+    """Whole, these weights would take less time, and all within 5 % of the bytes."""
     usual = planning.plan(slim(name), 2)
     faster = planning.plan(slim(name), 2, pins={KEPT[name]: "replicate"})
     assert faster.predicted.time_ns < usual.predicted.time_ns
