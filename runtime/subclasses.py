@@ -48,7 +48,7 @@ def sharing_attributes(metaclass: Any) -> Any:
     """
 
     class Sharing(metaclass):
-        def __init__(cls, *args: Any, **kwargs: Any) -> None:
+        def __init__(cls, *args: Any, **kwargs: Any) -> None:  # pyright: ignore
             super().__init__(*args, **kwargs)
             type.__setattr__(cls, SHARES, True)
 
@@ -58,6 +58,12 @@ def sharing_attributes(metaclass: Any) -> Any:
                 super().__setattr__(name, value)
             else:
                 setattr(cls._shardwright_original, name, value)  # type: ignore[attr-defined]
+
+        def __delattr__(cls, name: str) -> None:  # pyright: ignore
+            if name in vars(cls):
+                super().__delattr__(name)
+            else:
+                delattr(cls._shardwright_original, name)  # type: ignore[attr-defined]
 
     return Sharing
 
