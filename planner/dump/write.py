@@ -100,7 +100,7 @@ def dumping(
             _write(Path(model), cpsat.as_text(asked, 0, optimum.caps))
 
 
-def _write_all(folder: Path, files: Iterable[tuple[str, Iterable[str]]]) -> None:
+def _write_all(folder: Path, files: Iterable[tuple[str, str]]) -> None:
     """Write files into a folder, or leave all as it was.
 
     They are written beside it first, where there is the same room.
@@ -110,8 +110,8 @@ def _write_all(folder: Path, files: Iterable[tuple[str, Iterable[str]]]) -> None
     try:
         with TemporaryDirectory(dir=there, prefix=".dump-") as beside:
             names = []
-            for name, lines in files:
-                (Path(beside) / name).write_text("\n".join(lines) + "\n")
+            for name, text in files:
+                (Path(beside) / name).write_text(text)
                 names.append(name)
             folder.mkdir(parents=True, exist_ok=True)
             for name in names:
