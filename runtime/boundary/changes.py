@@ -483,12 +483,12 @@ def _are_different(before: Any, now: Any) -> bool:
 
 def _refused(name: str, before: Any, now: Any, left: Iterable[str] = ()) -> UsageError:
     """The error for a change that is not supported. Calls have `left` some attributes changed."""
-    was = "not there" if before is MISSING else repr(before)
+    was, is_now = (f"{'not there' if x is MISSING else repr(x):.60}" for x in (before, now))
     own = "keep on self what forwards set, and " if "' of the class '" in name else ""
     if others := ", ".join(other for other in left if other != name):
         todo = f"reset all counters or none, also {others}"
-        return UsageError(f"'{name}' is {now!r:.60}, and was {was:.60} after the last call: {todo}")
+        return UsageError(f"'{name}' is {is_now}, and was {was} after the last call: {todo}")
     return UsageError(
-        f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may take "
+        f"'{name}' is {is_now}, and was {was} when the model was split: its code may take "
         f"a path that was not traced: {own}set it before the model is planned and split"
     )

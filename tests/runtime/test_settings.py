@@ -425,6 +425,18 @@ def test_what_is_not_plain_and_is_replaced_is_refused(kinds: Any) -> None:
     on_ranks(model, plan, check)
 
 
+def test_what_is_gone_is_told(kinds: Any) -> None:
+    model, x, plan = kinds
+
+    def check(local: Any) -> None:
+        local(x)
+        del local.powers
+        with pytest.raises(UsageError, match=r"'powers' is not there, and was \["):
+            local(x)
+
+    on_ranks(model, plan, check)
+
+
 @pytest.mark.parametrize("name", ON_CLASS)
 def test_what_changes_on_a_class_is_refused(kinds: Any, name: str) -> None:
     model, x, plan = kinds
