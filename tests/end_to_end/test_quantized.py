@@ -81,6 +81,17 @@ def split(directory: Path, plan: Plan, mesh: Mesh, **options: Any) -> Any:
     return shardwright.load(directory, plan, mesh=mesh.device_mesh, **options)
 
 
+def saved_and_logits(directory: Path, plan: Plan, out: Path, ranks: int) -> torch.Tensor:
+    """Load the model on ranks, save it in `out`, and return its logits."""
+
+    def run(mesh: Mesh) -> torch.Tensor:
+        model = split(directory, plan, mesh)
+        shardwright.save(model, out)
+        return model(IDS).logits
+
+    return run_ranks(ranks, run)[0]
+
+
 def assert_stored_alike(directory: Path, out: Path) -> None:
     """Compare the bytes of a quantized mixture's weights and scales."""
     before, after = (load_file(at / "model.safetensors") for at in (directory, out))
@@ -264,13 +275,7 @@ def test_an_expert_that_is_not_quantized_is_saved_as_it_is(
     mixed = {key: t for key, t in tensors.items() if not key.startswith(name)}
     save_file({**mixed, name: dense[name]}, directory / file, metadata={"format": "pt"})
     plan, out = planning.plan(directory, tp=3), tmp_path_factory.mktemp("out")
-
-    def run(mesh: Mesh) -> torch.Tensor:
-        model = split(directory, plan, mesh)
-        shardwright.save(model, out)
-        return model(IDS).logits
-
-    close(run_ranks(3, run)[0], whole(IDS).logits)
+    close(saved_and_logits(directory, plan, out, 3), whole(IDS).logits)
     assert torch.equal(load_file(out / file)[name], dense[name])
     assert_stored_alike(directory, out)
 
@@ -322,17 +327,11 @@ def test_what_packages_store_beside_weights(
     tensors = load_file(file)
     save_file({**tensors, **scales, **bias}, file, metadata={"format": "pt"})
     plan, out = planning.plan(directory, tp=2), tmp_path_factory.mktemp("out")
-
-    def run(mesh: Mesh) -> torch.Tensor:
-        model = split(directory, plan, mesh)
-        shardwright.save(model, out)
-        return model(IDS).logits
-
-    close(run_ranks(2, run)[0], whole(IDS).logits)
+    close(saved_and_logits(directory, plan, out, 2), whole(IDS).logits)
     after = load_file(out / file.name)
     assert all(torch.equal(after[name], scale) for name, scale in scales.items())
     assert not bias.keys() & after.keys()
     bias[f"{layer}mlp.up_proj.bias"][3] = 1.0
     save_file({**tensors, **bias}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="no place for: model.layers.0.mlp.up_proj.bias"):
-        run_ranks(2, run)
+        saved_and_logits(directory, plan, out, 2)

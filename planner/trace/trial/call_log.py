@@ -22,6 +22,7 @@ from shardwright.planner.trace.sizes.size_functions import (
     AT_PLACES,
     COUNTING,
     LITERAL,
+    PARTS,
     REPEATING,
     SIZED,
     SPLIT,
@@ -72,7 +73,7 @@ RUNS = "runs"
 AT = "at places: "
 """Prefix of entries that log positions and the shape of the operand."""
 
-CUTTING = {*SPLIT, *"chunk tensor_split unbind hsplit vsplit dsplit".split()}
+CUTTING = SPLIT | PARTS | {"hsplit", "vsplit", "dsplit"}
 PIECES = "pieces: "
 """Functions that cut a tensor, and the prefix of entries that log into how many pieces: code may
 take them in another order, and join them again."""
