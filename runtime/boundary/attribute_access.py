@@ -50,12 +50,8 @@ def seen_attribute(name: str) -> property:
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
             )
-        if (use := boundary.uses.get(name)) is None:
-            return stored
-        used = use(stored)
-        if not torch.compiler.is_compiling():
-            used._is_param = True  # dry runs compare what code does that asks for nn.Parameter
-        return used
+        use = boundary.uses.get(name)
+        return stored if use is None else use(stored)
 
     def put(self: Any, value: Any) -> None:
         boundary = self.__dict__.get("_shardwright")  # a copy has none yet
@@ -94,7 +90,13 @@ def assigned_attribute(name: str) -> property:
                 "in __init__"
             )
         stored = self.__dict__["_parameters"][name]
-        return stored if isinstance(stored, DTensor) else seen.fget(self)  # in a dry run
+        if isinstance(stored, DTensor):
+            return stored
+        used = seen.fget(
+            self
+        )  # in a dry run, which compares what code does that asks for its class
+        used._is_param = True
+        return used
 
     return property(get, seen.fset, doc=seen.__doc__)
 
