@@ -30,7 +30,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.record.identity import check_forwards
+from shardwright.planner.trace.record.identity import checked
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.state.code_state import look_anew
@@ -49,7 +49,11 @@ def trace_model(
         ModelError: the model cannot be traced.
     """
     look_anew()
-    check_forwards(source.module)
+    with checked(source.module):
+        return _traced(source, pins, ends, folds)
+
+
+def _traced(source: Source, pins: Sequence[Pin], ends: bool, folds: bool) -> Traced:
     try:
         found = trace_all(source, pins, ends, folds, bool(source.valued))
     except ModelError as refused:

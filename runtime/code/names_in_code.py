@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.planner.contract.names import grouped
+from shardwright.runtime.code.source import codes_in
 
 NOT_MODELS = (
     *("torch.", "builtins.", "shardwright.", "transformers.modeling_utils."),
@@ -43,14 +44,16 @@ class ReadNames:
 def forwards_of(model: nn.Module) -> list[FunctionType]:
     """The methods of a model's classes, and functions beside these, that a forward may run.
 
-    They are found by name.
+    They are found by name. Functions in attributes of modules are among them.
     """
     kinds = classes_of(model)
     beside = [v for home in {kind.__module__ for kind in kinds} for v in globals_of(home)]
     members = [v for kind in kinds for v in vars(kind).values()]
     functions = [*_but_builders(v for v in (*members, *beside) if not isinstance(v, type))]
-    names = CALLED | _reached(grouped((f.__name__, f) for f in functions), CALLED)
-    return [f for f in functions if f.__name__ in names]
+    held = [v for m in model.modules() for v in vars(m).values() if isfunction(v)]
+    called = CALLED.union(names_in(f.__code__ for f in held))
+    names = called | _reached(grouped((f.__name__, f) for f in functions), called)
+    return [*held, *(f for f in functions if f.__name__ in names)]
 
 
 def names_it_reads(module: nn.Module) -> set[str]:
@@ -76,13 +79,9 @@ def _reached(of: dict[str, list[FunctionType]], first: Iterable[str]) -> set[str
 
 def names_in(codes: Iterable[CodeType]) -> Iterator[str]:
     """Every name and string in code objects, and in functions within them."""
-    for code in codes:
+    for code in (c for outer in codes for c in codes_in(outer)):
         yield from code.co_names
-        for constant in code.co_consts:
-            if isinstance(constant, str):
-                yield constant
-            elif isinstance(constant, CodeType):
-                yield from names_in([constant])
+        yield from (constant for constant in code.co_consts if isinstance(constant, str))
 
 
 def classes_of(model: nn.Module) -> set[type]:

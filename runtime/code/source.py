@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -33,12 +33,18 @@ class Source:
     def code(self, method: FunctionType) -> CodeType | None:
         """Compile the tree as it is now; returns the code object of `method`, or None."""
         old = method.__code__
-        found = [compile(self.tree, old.co_filename, "exec", dont_inherit=True)]
-        for code in found:
+        for code in codes_in(compile(self.tree, old.co_filename, "exec", dont_inherit=True)):
             if (code.co_qualname, code.co_firstlineno) == (old.co_qualname, old.co_firstlineno):
                 return code
-            found += [c for c in code.co_consts if isinstance(c, CodeType)]
         return None
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object, and those of functions and comprehensions within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
 
 
 def source_of(method: FunctionType) -> Source | None:

@@ -101,18 +101,36 @@ class Remembers(Net):
         return self.last[1]
 
 
+def _finds_again(net: Net, h: Tensor) -> Tensor:
+    again = nn.Identity()(h)
+    return h * 2 if any(kept is again for kept in (h, net.up)) else h * 3
+
+
 class AsksForClass(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x).relu()
         return self.down(h * 2 if type(self.up) is nn.Linear else h * 3)
 
 
+def _asks_for_layers(net: Net, h: Tensor) -> Tensor:
+    last = net.down
+    for layer in (net.up, last):
+        h = h * 2 if layer is last else h + 1
+    return h
+
+
+def test_modules_may_be_compared() -> None:
+    model = Net(_asks_for_layers)
+    assert_equal(model, features(WIDTH), planned(model, features(WIDTH), 2))
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
-        (Around(), features(WIDTH), r"'attends': its code asks .* \(query is key\)"),
-        (Tied(), ids(30), r"'Tied.forward': its code asks .* \(weight is weight\)"),
-        (Remembers(), features(WIDTH), r"'?Remembers'?: .* \(self.last\[0\] is x\)"),
+        (Around(), features(WIDTH), r"'Attends.forward': its code asks .* \(query is key\)"),
+        (Tied(), ids(30), r"'Tied.*: its code asks .* \(self.head.weight is self.embed.weight\)"),
+        (Remembers(), features(WIDTH), r"'Remembers.forward': .* \(self.last\[0\] is not x\)"),
+        (Net(_finds_again), features(WIDTH), r"'_finds_again.*: .* \(kept is again\)"),
         (AsksForClass(), features(WIDTH), r"type\(self.up\) is nn.Linear.*use isinstance"),
     ],
 )

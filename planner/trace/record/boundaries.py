@@ -21,7 +21,6 @@ from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.flags import Noted
-from shardwright.planner.trace.record.identity import check_arguments
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
 from shardwright.runtime.modules.recomputation import FLAG, is_cache
@@ -168,7 +167,6 @@ def _marking(
 
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         given = {**dict(zip(at, args, strict=True)), **kwargs}
-        check_arguments(name, module, given)
         noted.call(given)
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
         more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}

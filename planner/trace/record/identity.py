@@ -1,7 +1,7 @@
 """Refuse code of forwards that asks what ranks would answer otherwise than the unsharded model.
 
 Whether two tensors are one (`is`): ranks redistribute each argument apart, and each name of a tied
-weight. Which class a module has (`type(m) is nn.Linear`): it is a subclass.
+weight. Which class a module or parameter has (`type(m) is nn.Linear`): it is a subclass.
 """
 
 from __future__ import annotations
@@ -9,66 +9,80 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from textwrap import dedent
-from types import FunctionType
-from typing import Any, NoReturn
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.data_queries.model_code import is_plumbing
-from shardwright.runtime.code.names_in_code import forwards_of, methods_of
+from shardwright.runtime.code.names_in_code import forwards_of
+from shardwright.runtime.code.source import codes_in
 
 IS = dis.opmap["IS_OP"]
 ASKING = {"type", "__class__"}
+UNKNOWN = object()
+"""In place of a value that cannot be looked up without running code."""
 
 
-def check_arguments(path: str, module: nn.Module, given: Mapping[str, Any]) -> None:
-    """Check that the code of the module `path` does not compare tensors that it is `given`.
-
-    Neither with each other, nor with what it keeps of an earlier call.
-
-    Raises:
-        ModelError: it does.
-    """
-    for pair in _compared_in(type(module)):
-        tensors = [name for name in pair if isinstance(given.get(name), torch.Tensor)]
-        if tensors and all(name in tensors or name.startswith("self.") for name in pair):
-            _refuse(f"'{path}'" if path else type(module).__name__, pair, "pass the answer")
-
-
-def check_forwards(model: nn.Module) -> None:
-    """Check that no code that a forward may run compares tied weights, or classes of modules.
+@contextmanager
+def checked(model: nn.Module) -> Iterator[None]:
+    """Context manager in which code of forwards may not compare tensors by `is`.
 
     Raises:
-        ModelError: some does.
+        ModelError: some does; or some that a forward may run asks for the class of a module.
     """
-    named = [(n, id(p)) for n, p in model.named_parameters(remove_duplicate=False)]
-    names = Counter(key for _, key in named)
-    tied = {name.rpartition(".")[2] for name, key in named if names[key] > 1}
+    compared: dict[CodeType, list[ast.Compare]] = {}
     for function in forwards_of(model):
-        for node in _comparisons(function):
-            if tied.issuperset(pair := _attributes(node)) and len(pair) > 1:
-                _refuse(f"'{function.__qualname__}'", pair, "keep the answer in an attribute")
-            if any(map(_asks_class, sides := _sides(node))) and any(
-                _is_module_class(x, function.__globals__) for x in sides
+        nodes = _comparisons(function)
+        _check_classes(function, nodes)
+        if by_is := [node for node in nodes if _compares_variables(node)]:
+            compared |= dict.fromkeys(codes_in(function.__code__), by_is)
+    if not compared:
+        yield
+        return
+    found: list[tuple[str, str]] = []
+    before = sys.gettrace()
+
+    def line(frame: FrameType, _event: str, _: Any) -> Any:
+        for node in compared[frame.f_code]:
+            values = [_value(side, frame) for side in _sides(node)]
+            tensors = [isinstance(value, Tensor) for value in values]
+            if any(tensors) and all(
+                a or b is UNKNOWN for a, b in zip(tensors, values, strict=True)
             ):
-                raise ModelError(
-                    f"cannot split '{function.__qualname__}': its code asks for the class of a "
-                    f"module ({ast.unparse(node)}), which is a subclass in a split model: use "
-                    "isinstance"
-                )
+                found.append((frame.f_code.co_qualname, ast.unparse(node)))
+        return line
+
+    sys.settrace(lambda frame, _event, _: line if frame.f_code in compared else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    for name, text in found:
+        raise ModelError(
+            f"cannot split '{name}': its code asks whether two tensors are one ({text}). Ranks "
+            "redistribute each apart, and would answer otherwise: ask before the model is planned, "
+            "and keep or pass the answer"
+        )
 
 
-@cache
-def _compared_in(kind: type) -> list[list[str]]:
-    """Return the names, and what of `self`, that code of a class compares by `is`."""
-    compared = (node for f in methods_of([kind]) for node in _comparisons(f) if _by_is(node))
-    return [[*map(ast.unparse, _sides(node))] for node in compared]
+def _check_classes(function: FunctionType, comparisons: Sequence[ast.Compare]) -> None:
+    for node in comparisons:
+        sides = _sides(node)
+        if any(map(_asks_class, sides)) and any(
+            _is_subclassed(x, function.__globals__) for x in sides
+        ):
+            raise ModelError(
+                f"cannot split '{function.__qualname__}': its code asks for the class of a module "
+                f"or parameter ({ast.unparse(node)}), which is a subclass in a split model: use "
+                "isinstance"
+            )
 
 
 @cache
@@ -77,8 +91,10 @@ def _comparisons(function: FunctionType) -> list[ast.Compare]:
 
     Torch's own code computes the same with either answer.
     """
-    code = function.__code__
-    asks = IS in code.co_code[::2] or not ASKING.isdisjoint(code.co_names)
+    asks = any(
+        IS in code.co_code[::2] or not ASKING.isdisjoint(code.co_names)
+        for code in codes_in(function.__code__)
+    )
     if not asks or is_plumbing(function.__module__):
         return []
     try:
@@ -88,8 +104,10 @@ def _comparisons(function: FunctionType) -> list[ast.Compare]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
 
 
-def _by_is(node: ast.Compare) -> bool:
-    return isinstance(node.ops[0], (ast.Is, ast.IsNot))
+def _compares_variables(node: ast.Compare) -> bool:
+    """Whether a comparison is by `is`, and not with a constant or a class."""
+    by_is = isinstance(node.ops[0], (ast.Is, ast.IsNot))
+    return by_is and not any(isinstance(x, ast.Constant) or _asks_class(x) for x in _sides(node))
 
 
 def _sides(node: ast.Compare) -> list[ast.expr]:
@@ -97,9 +115,19 @@ def _sides(node: ast.Compare) -> list[ast.expr]:
     return [x for side in sides for x in getattr(side, "elts", [side])]
 
 
-def _attributes(node: ast.Compare) -> list[str]:
-    """Return the names of the attributes that a comparison by `is` has."""
-    return [x.attr for x in _sides(node) if isinstance(x, ast.Attribute) and _by_is(node)]
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """Return the value of a variable, of its attribute or of an item with a constant key."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return UNKNOWN
+    base = _value(node.value, frame)
+    if isinstance(node, ast.Attribute):
+        return UNKNOWN if isinstance(base, Tensor) else getattr(base, node.attr, None)
+    try:
+        return base[ast.literal_eval(node.slice)] if isinstance(base, (tuple, list, dict)) else None
+    except (LookupError, TypeError, ValueError):
+        return UNKNOWN
 
 
 def _asks_class(node: ast.expr) -> bool:
@@ -107,18 +135,10 @@ def _asks_class(node: ast.expr) -> bool:
     return by_type or getattr(node, "attr", "") == "__class__"
 
 
-def _is_module_class(node: ast.expr, names: Mapping[str, Any]) -> bool:
-    """Whether an expression is the name of a class of modules."""
+def _is_subclassed(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether an expression is the name of a class of modules or parameters."""
     first, *rest = ast.unparse(node).split(".")
     value = names.get(first)
     for name in rest:
         value = getattr(value, name, None)
-    return isinstance(value, type) and issubclass(value, nn.Module)
-
-
-def _refuse(place: str, pair: Sequence[str], instead: str) -> NoReturn:
-    raise ModelError(
-        f"cannot split {place}: its code asks whether two tensors are one ({' is '.join(pair)}). "
-        "Ranks redistribute each apart, and would answer otherwise: ask before the model is "
-        f"planned, and {instead}"
-    )
+    return isinstance(value, type) and issubclass(value, (nn.Module, nn.Parameter))

@@ -11,6 +11,7 @@ from torch import nn
 from shardwright.planner.trace.data_queries.model_code import frames, is_plumbing, module_of
 from shardwright.planner.trace.thread_patches import patched_in_this_thread
 from shardwright.runtime.code.call_sites import method_of
+from shardwright.runtime.code.source import codes_in
 
 THROUGH = (
     "torch._tensor",
@@ -59,14 +60,7 @@ def caller(names: Mapping[int, str]) -> Caller | None:
         owner = frame.f_locals.get(here.co_varnames[0]) if here.co_argcount else None
         if isinstance(owner, nn.Module):
             method, (code, at) = method_of(type(owner), here.co_name), first
-            if method is None or method.__code__ is not here or not _holds(here, code):
+            if method is None or method.__code__ is not here or code not in codes_in(here):
                 return None
             return Caller(names[id(owner)], method, code, at) if id(owner) in names else None
     return None
-
-
-def _holds(outer: CodeType, inner: CodeType) -> bool:
-    """Return whether `inner` is `outer`, or the code of a function nested in it."""
-    return outer is inner or any(
-        _holds(c, inner) for c in outer.co_consts if isinstance(c, CodeType)
-    )

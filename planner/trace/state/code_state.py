@@ -30,6 +30,7 @@ from torch import nn
 from shardwright.planner.trace.sizes.number_tables import NumberTable, holds_numbers, noting
 from shardwright.planner.trace.state.attribute_contents import CONTAINERS, Contents
 from shardwright.runtime.code.model_objects import LARGEST, OF_TORCH
+from shardwright.runtime.code.source import codes_in
 
 LruCache = type(functools.lru_cache(lambda: None))
 
@@ -376,15 +377,13 @@ STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 @functools.lru_cache(maxsize=4096)
 def _sets_globals(code: CodeType) -> bool:
-    inner = (c for c in code.co_consts if isinstance(c, CodeType))
-    return STORE_GLOBAL in code.co_code[::2] or any(map(_sets_globals, inner))
+    return any(STORE_GLOBAL in c.co_code[::2] for c in codes_in(code))
 
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> frozenset[str]:
     """Return the names of globals and attributes that code uses."""
-    inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    return frozenset(name for c in codes_in(code) for name in c.co_names)
 
 
 def _may_hold(value: Any) -> bool:

@@ -10,8 +10,10 @@ the same elements must be taken. Counts of repeats are compared with those that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,14 @@ from shardwright.planner.trace.sizes.size_functions import (
     counts_of,
     numbers_of,
 )
+from shardwright.planner.trace.trial.origins import (
+    Origin,
+    Origins,
+    agree,
+    keep_origin,
+    origins_of,
+    set_origin,
+)
 
 MOVING = {*LITERAL, *SPLIT} | set(
     """
@@ -42,11 +52,13 @@ bfloat16 embedding __hash__ __repr__ requires_grad_
 """Functions that compute nothing. (The runtime handles lookups of embeddings.)"""
 
 
-class Call(NamedTuple):
-    """A function and its plain number arguments."""
+@dataclass(frozen=True)
+class Call:
+    """A function, its plain number arguments, and the origins of its tensors."""
 
     function: str
     numbers: tuple[Any, ...]
+    origins: Origins = field(default=(), compare=False)
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.numbers))
@@ -69,6 +81,9 @@ STANDS_IN = "shardwright.planner.trace.torch_features.flex_attention"
 
 RUNS = "runs"
 """Log entry for a call of another module. These calls are not compared."""
+
+PASSES = "passes"
+"""Log entry for a call of this module: the origins of what it takes and returns."""
 
 AT = "at places: "
 """Prefix of entries that log positions and the shape of the operand."""
@@ -99,6 +114,12 @@ class Entered(list[str]):
             self.calls.setdefault(self[-1], []).append(Call(RUNS, (name,)))
         self.append(name)
 
+    def leave(self, passed: Any) -> None:
+        """Note what the innermost module was given and returns, and that it has run."""
+        name = self.pop()
+        if self.calls is not None:
+            self.calls.setdefault(name, []).append(Call(PASSES, (), origins_of(passed)))
+
 
 class Notes(TorchFunctionMode):
     """Mode that logs the calls of every module; `entered` has the modules that currently run."""
@@ -106,6 +127,7 @@ class Notes(TorchFunctionMode):
     def __init__(self, entered: Entered) -> None:
         super().__init__()
         self.entered, self.found = entered, Calls()
+        self._calls = Counter[str]()
         entered.calls = self.found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,17 +137,31 @@ class Notes(TorchFunctionMode):
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
         counts = places or name in CUTTING or name not in MOVING
         if not (self.entered and counts) or _from_runtime():
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+        else:
+            made = self._log(func, name, places, args, kwargs)
+        if name in MOVING and args:
+            keep_origin(made, args[1] if name == "embedding" and len(args) > 1 else args[0])
+        return made
+
+    def _log(self, func: Any, name: str, places: bool, args: Any, kwargs: Any) -> Any:
+        """Make a call and log it."""
+        module = self.entered[-1]
+        found = self.found.setdefault(module, [])
         if places:
             self._note_places(name, args, kwargs)
         if name not in MOVING:
             kinds = float if name in COUNTING or name in SIZED else (int, float)
             numbers = tuple(_numbers([*args, *kwargs.values()], kinds))
             numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
-            self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
+            found.append(Call(name, numbers, origins_of((args, kwargs))))
         made = func(*args, **kwargs)
         if name in CUTTING:
-            self.found.setdefault(self.entered[-1], []).append(Call(PIECES + name, (len(made),)))
+            found.append(Call(PIECES + name, (len(made),)))
+        if name not in MOVING:
+            self._calls[module] += 1
+            changed = args[0] if name == "__setitem__" else made
+            set_origin(changed, Origin({f"{module}: {name} {self._calls[module]}"}))
         return made
 
     def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
@@ -192,6 +228,8 @@ def difference(
         for a, b in zip(calls, mine, strict=False):
             if a != b:
                 return module, f"its code calls {b} on a rank, but {a} if unsharded"
+            if not agree(a.origins, b.origins):
+                return module, f"its code calls {a.function} with other tensors on a rank"
         taken, here = _at_places(noted), _at_places(local.get(module, []))
         for a, b in zip(taken, here, strict=True) if len(taken) == len(here) else ():
             if a.function in REPEATED:
@@ -200,13 +238,22 @@ def difference(
                 right = a == b or a.numbers[0] != b.numbers[0]
             if a.function == b.function and not right:
                 return module, f"its code calls {b} on a rank, but {a} if unsharded"
+        passed, here = _passed(noted), _passed(local.get(module, []))
+        for a, b in zip(passed, here, strict=True) if len(passed) == len(here) else ():
+            if not agree(a.origins, b.origins):
+                return module, "it takes or returns other tensors on a rank"
         if len(calls) != len(mine):
             return module, f"its code makes {len(mine)} calls on a rank, {len(calls)} if unsharded"
     return None
 
 
 def _computed(calls: Sequence[Call]) -> list[Call]:
-    return [call for call in calls if call.function != RUNS and not call.function.startswith(AT)]
+    left_out = {RUNS, PASSES}
+    return [c for c in calls if c.function not in left_out and not c.function.startswith(AT)]
+
+
+def _passed(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.function == PASSES]
 
 
 def _at_places(calls: Sequence[Call]) -> list[Call]:

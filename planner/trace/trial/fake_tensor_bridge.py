@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 
 from shardwright.planner.graph.buffer_values import number_of
 from shardwright.planner.trace.data_queries.queries import DataQueries
-from shardwright.planner.trace.model.argument_trees import tree_map
+from shardwright.planner.trace.model.argument_trees import tree_leaves, tree_map
 from shardwright.planner.trace.model.input_values import pairs
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.model.skeletons import Hollow
@@ -27,6 +27,7 @@ from shardwright.planner.trace.torch_features.traceable import traceable
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
+from shardwright.planner.trace.trial.origins import Origin, name_parameters, set_origin
 from shardwright.runtime.modules.attention import split_by_heads
 
 
@@ -66,7 +67,7 @@ def follow(
         def followed(*args: Any, **kwargs: Any) -> Any:
             entered.enter(name)
             output = forward(*args, **kwargs)
-            entered.pop()
+            entered.leave((args, kwargs, output))
             leave(name, output)
             return output
 
@@ -98,6 +99,7 @@ def _on_fake(module: nn.Module, fake: OnMeta) -> None:
                             if (value := number_of(tensor)) is not None:
                                 fake.known.keep_number(made[id(tensor)], value)
                         store[name] = made[id(tensor)]
+    name_parameters(module)
 
 
 def _fake(tensor: torch.Tensor, fake: OnMeta) -> FakeTensor:
@@ -148,6 +150,8 @@ def run_on_fake(
     plain = [(run.args, dict(run.kwargs)) for run in runs]
     given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)
     valued = [*pairs(plain, given)]
+    for i, value in enumerate(tree_leaves(given)):
+        set_origin(value, Origin({f"input {i}"}))
     given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
     cast(module, runs)
     _on_fake(module, fake)
