@@ -26,18 +26,20 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group
+from shardwright.runtime.model.unregistered import held_apart
 
 
 def average_gradients(model: nn.Module, groups: Mapping[str, Group]) -> None:
     """Average the gradient of each parameter of `model` over each of `groups` from now on.
 
-    `groups` has the ranks that share a batch, by mesh dim.
+    So are those of tensors in its attributes. `groups` has the ranks that share a batch, by mesh
+    dim.
     """
     groups = {name: group for name, group in groups.items() if group.size > 1}
     if not groups:
         return
     copies = Copies(model, groups)
-    copies.watch(model.parameters())
+    copies.watch(copies.parameters())
     if (state := model.__dict__.get("_shardwright")) is not None and state.model is not None:
         state.model.copies = copies
 
@@ -64,8 +66,15 @@ class Copies:
 
     def __init__(self, model: nn.Module, groups: Mapping[str, Group]) -> None:
         self.model, self.groups = model, groups
+        kept = [held.tensor for held in held_apart(model)]
+        self.kept: Any = [tensor for tensor in kept if tensor.is_leaf and tensor.requires_grad]
+        """Tensors that are trained and that torch has not registered."""
         self.hooks: dict[int, list[Any]] = {}
         self.passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what is averaged."""
+        return [*self.model.parameters(), *self.kept]
 
     def watch(self, parameters: Iterable[nn.Parameter | None]) -> None:
         """Hook these parameters, including new ones and those that are not trained yet."""
@@ -141,7 +150,7 @@ class Copies:
                 "which averages over copies, and read .grad of the model's own parameters; or give "
                 "create_graph=True, if a loss of this copy is made of the gradient"
             )
-        parameters = list(self.model.parameters())
+        parameters = self.parameters()
         flags = torch.tensor([id(p) in done.made for p in parameters], dtype=torch.int32)
         flags = flags.to(parameters[0].device)
         for group in self.groups.values():

@@ -21,7 +21,7 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import empty_model
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
-from tests.ranks import run_ranks
+from tests.ranks import copy_number, run_ranks
 
 WIDTH = 16
 
@@ -100,6 +100,8 @@ def made(what: str, seed: int = 0) -> Keeps:
     for module in model.kept:
         if isinstance(module, nn.Module):
             module.double()
+        elif isinstance(module, nn.Parameter):
+            module.data = module.double()
     return model
 
 
@@ -107,8 +109,9 @@ def inputs(batch: int, length: int) -> Tensor:
     return torch.randn(batch, length, WIDTH, dtype=torch.float64)
 
 
-def plan_of(model: Any) -> Plan:
-    return planning.plan(model, 2, args=(inputs(3, 19),))
+def plan_of(model: Any, dp: int = 1) -> Plan:
+    mesh = {"dp": dp, "tp": 2} if dp > 1 else {"tp": 2}
+    return planning.plan(model, mesh=mesh, args=(inputs(3, 19),))
 
 
 @pytest.mark.parametrize("what, of", [("parameters", "kept.0.0"), ("modules", "kept.0.0.weight")])
@@ -124,14 +127,17 @@ def test_parameters_in_a_plain_list_are_in_no_checkpoint(
         empty_model(Keeps, KeepsConfig(what))
 
 
+@pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("what", ["parameters", "modules", "between", "leaf", "registered"])
-def test_a_module_at_hand_keeps_what_it_has(what: str) -> None:
+def test_a_module_at_hand_keeps_what_it_has(what: str, dp: int) -> None:
     """Outputs and gradients are those of the unsplit model, of parameters in lists as well."""
     model, x = made(what), inputs(2, 7)
 
-    def step(local: nn.Module) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
-        output = local(x)
-        (output**2).sum().backward()
+    def step(
+        local: nn.Module, rows: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
+        output = local(rows)
+        (output**2).mean().backward()
         held: Any = local
         (kept,) = held.kept or [[held.factor]]
         apart = kept.parameters() if isinstance(kept, nn.Module) else kept
@@ -139,16 +145,17 @@ def test_a_module_at_hand_keeps_what_it_has(what: str) -> None:
         own = [] if what == "registered" else [p.grad for p in apart]
         return output.detach(), grads, own
 
-    plan = plan_of(model)
-    want = step(copy.deepcopy(model))
+    plan = plan_of(model, dp)
+    want = step(copy.deepcopy(model), x)
 
-    def run(mesh: Mesh) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
+    def run(mesh: Mesh) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None], Tensor]:
         local = apply(copy.deepcopy(model), plan, mesh)
-        output, grads, own = step(local)
-        return output, full_tensors(local, grads), own
+        rows = torch.arange(2).chunk(dp)[copy_number(mesh)]
+        output, grads, own = step(local, x[rows])
+        return output, full_tensors(local, grads), own, rows
 
-    for output, grads, own in run_ranks(2, run):
-        torch.testing.assert_close(output, want[0], rtol=0, atol=1e-9)
+    for output, grads, own, rows in run_ranks(2 * dp, run, plan.mesh):
+        torch.testing.assert_close(output, want[0][rows], rtol=0, atol=1e-9)
         torch.testing.assert_close(grads, want[1], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(own, want[2], rtol=1e-9, atol=1e-9)
 
