@@ -55,7 +55,7 @@ class Keeps(PreTrainedModel):
             case "tensors":
                 kept = [{"of": drawn}]
             case "parameters":
-                kept = [(nn.Parameter(drawn),)]
+                kept = [(nn.Parameter(drawn.double()),)]
             case "modules":
                 kept = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())]
             case "between":
@@ -100,8 +100,6 @@ def made(what: str, seed: int = 0) -> Keeps:
     for module in model.kept:
         if isinstance(module, nn.Module):
             module.double()
-        elif isinstance(module, nn.Parameter):
-            module.data = module.double()
     return model
 
 
