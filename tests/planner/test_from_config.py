@@ -154,6 +154,20 @@ def test_planned_from_a_config_and_equal(name: str) -> None:
             torch.testing.assert_close(mine[key], gradient, rtol=0, atol=1e-9 * scale)
 
 
+def test_parameters_of_legacy_constructors() -> None:
+    """`torch.FloatTensor(n)` makes them on the CPU, whatever the default device is."""
+    sizes: dict[str, Any] = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}
+    config = transformers.XLNetConfig(**sizes, vocab_size=96, architectures=["XLNetLMHeadModel"])
+    found = plan(config, 2)
+    assert found.predicted.parameter_bytes[0] / found.predicted.unsharded_bytes < 0.62
+    torch.manual_seed(0)
+    model = transformers.XLNetLMHeadModel(config).eval()
+    given = {"input_ids": tokens(2, 7), "use_mems": False}
+    want = model(**given).logits
+    for got in run_ranks(2, lambda m: apply(copy.deepcopy(model), found, m)(**given).logits):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 class Reads(nn.Module):
     """Scales images by numbers that it reads off them."""
 

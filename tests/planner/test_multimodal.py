@@ -127,7 +127,15 @@ def write_16(model: Any, inputs: dict[str, Any], cache: str | None) -> Tensor:
 
 @pytest.mark.parametrize(
     "name, given",
-    [("qwen2_5_vl", True), ("llava", False), long("qwen2_vl", False), ("paligemma", False)],
+    [
+        *(("qwen2_5_vl", True), ("llava", False), long("qwen2_vl", False), ("paligemma", False)),
+        *(
+            ("idefics3", True),
+            long("idefics3", False),
+            long("llava", True),
+            long("paligemma", True),
+        ),
+    ],
 )
 def test_generate_with_a_cache(name: str, given: bool) -> None:
     """Prompts with an image and without, caches of both kinds, one plan; inputs given or made."""
