@@ -69,7 +69,11 @@ def test_what_a_user_ran_before_is_not_taken_for_the_trace() -> None:
 
 @pytest.mark.parametrize("tp", [long(2), 3])
 @pytest.mark.parametrize(
-    "make", [ViT, functools.partial(ViT, pool="mean"), functools.partial(CaiT, 96, 12), CrossViT]
+    "make",
+    [
+        *(ViT, functools.partial(ViT, pool="mean"), functools.partial(CaiT, 96, 12)),
+        functools.partial(CrossViT, 96, 144),
+    ],
 )
 def test_vision_transformers(make: Callable[[], nn.Module], tp: int) -> None:
     model = make().double().eval()
