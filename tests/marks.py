@@ -213,6 +213,7 @@ planner/test_meshes.py::test_ranks_past_the_devices_of_a_host_are_on_others
 planner/test_meshes.py::test_the_chosen_mesh_is_the_best_of_all[how0]
 planner/test_meshes.py::test_the_chosen_mesh_is_the_best_of_all[how1]
 planner/test_meshes.py::test_the_chosen_mesh_is_the_best_of_all[how2]
+planner/test_meshes.py::test_the_chosen_mesh_is_the_best_of_all[how3]
 planner/test_meshes.py::test_what_crosses_hosts_is_counted_apart
 planner/test_multimodal.py::test_generate_with_a_cache[llava-False]
 planner/test_multimodal.py::test_generate_with_a_cache[paligemma-False]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
 
-from shardwright.errors import InfeasibleError, SolverError, UsageError
-from shardwright.planner.contract.mesh import EP, MAX_RANKS, TP
+from shardwright.errors import InfeasibleError, ModelError, SolverError, UsageError
+from shardwright.planner.contract.mesh import CP, EP, MAX_RANKS, TP
 from shardwright.planner.contract.plan_figures import (
     DataParallel,
     MeshChoice,
@@ -30,6 +30,9 @@ from shardwright.planner.units import human_bytes
 
 ALL_RECOMPUTED = "all blocks computed again"
 """Why a mesh takes longer than it may have to, if fewer would do."""
+
+ROWS = 2
+"""Least tokens of a rank of cp."""
 
 NEXT = 3
 """Meshes besides the best that are worth timing."""
@@ -69,14 +72,22 @@ def meshes(
     """Yield each mesh of a cluster, and what its copies of the model do.
 
     If `spreads`, there are also meshes whose copies share out the experts of mixtures: all copies,
-    or those of each host. Meshes with more copies than the batch has sequences are left out.
+    or those of each host. Where there would be more copies than the batch has sequences, several
+    ranks share each sequence over `cp`; decoded tokens cannot be shared.
     """
     ranks, trains = cluster.ranks, "train" in workload.phases
     yield {TP: ranks}, "ddp"
     for tp in (n for n in range(ranks - 1, 0, -1) if ranks % n == 0):
         copies = ranks // tp
-        if copies > workload.batch:
-            break
+        dp = max(n for n in range(1, min(copies, workload.batch) + 1) if copies % n == 0)
+        if dp < copies:
+            cp = copies // dp
+            if "decode" not in workload.phases and workload.seq >= ROWS * cp:
+                mesh = {CP: cp, TP: tp} if dp == 1 else {"dp": dp, CP: cp, TP: tp}
+                yield mesh, "ddp"
+                if trains and dp > 1:
+                    yield mesh, "fsdp"
+            continue
         yield {"dp": copies, TP: tp}, "ddp"
         if trains:
             yield {"dp": copies, TP: tp}, "fsdp"
@@ -116,8 +127,9 @@ def choose_mesh(
         SolverError: no plan was found within the time limit on any mesh.
         ModelError: as `ladder.climb`.
     """
-    order = partial(_order, objective=asked.objective)
-    solved = sorted(_solved(model, cluster, asked), key=lambda one: order(one.at_best))
+    order, refused = partial(_order, objective=asked.objective), list[MeshChoice]()
+    found = _solved(model, cluster, asked, refused)
+    solved = sorted(found, key=lambda one: order(one.at_best))
     may, failed = [*solved], InfeasibleError("no mesh has a plan: please report it")
     while may:
         best = min(may, key=lambda one: order(one.at_best))
@@ -134,7 +146,8 @@ def choose_mesh(
             may.remove(best)
     else:
         raise failed
-    others = sorted((one.choice for one in solved if one is not best), key=order)
+    left = [one.choice for one in solved if one is not best]
+    others = sorted([*left, *refused], key=order)
     plan = best.now.plan.model_copy(update={"meshes": [best.choice, *others]})
     return replace(best.now, outcome=plan.sealed(), error_without_sp=None, error_on_device=None)
 
@@ -158,11 +171,19 @@ class _Solved:
     settled: bool = False
 
 
-def _solved(model: TracedModel, cluster: Cluster, asked: SolverOptions) -> Iterator[_Solved]:
-    """Solve all meshes, without dry runs."""
+def _solved(
+    model: TracedModel, cluster: Cluster, asked: SolverOptions, refused: list[MeshChoice]
+) -> Iterator[_Solved]:
+    """Solve all meshes, without dry runs; `refused` gets those that the model does not run on."""
     per_host = ranks_on_a_host(model.workload.device, cluster.ranks, cluster.gpus_per_host)
     for mesh, dp in meshes(cluster, model.workload, lambda: model.spreads):
-        task = model.on(mesh, dp, per_host)
+        try:
+            task = model.on(mesh, dp, per_host)
+        except (InfeasibleError, ModelError) as error:
+            if CP not in mesh:
+                raise
+            refused.append(MeshChoice(mesh=dict(mesh), dp=dp, why=str(error)))
+            continue
         first = start(task, asked)
         try:
             now = climb(first, FITTING)

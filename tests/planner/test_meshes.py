@@ -113,6 +113,7 @@ WORKLOADS: list[dict[str, Any]] = [
     {"phase": "prefill,decode:64", "batch": 8, "seq": 256},
     {"phase": "train", "batch": 4, "seq": 256},
     {"phase": "decode", "batch": 2, "seq": 512, "memory": 200_000_000},
+    {"phase": "train", "batch": 2, "seq": 2048},
 ]
 
 
@@ -122,9 +123,12 @@ def test_the_chosen_mesh_is_the_best_of_all(how: dict[str, Any]) -> None:
     found = planned(cluster=shardwright.Cluster(2, 4), **how)
     alone = {}
     for tp in (1, 2, 4, 8):
-        mesh = {"tp": 8} if tp == 8 else {"dp": 8 // tp, "tp": tp}
-        for dp in ("ddp", "fsdp") if tp < 8 and how["phase"] == "train" else ("ddp",):
-            if 8 // tp <= how["batch"]:
+        copies = min(8 // tp, how["batch"])
+        cp = 8 // tp // copies
+        mesh = {"dp": copies, "cp": cp, "tp": tp}
+        mesh = {name: n for name, n in mesh.items() if n > 1 or name == "tp"}
+        for dp in ("ddp", "fsdp") if copies > 1 and how["phase"] == "train" else ("ddp",):
+            if cp == 1 or how["phase"] != "decode":
                 given = {"mesh": mesh, "dp": dp, "gpus_per_host": 4, **how}
                 alone[tuple(mesh.items()), dp] = _or_none(**given)
     assert {(tuple(c.mesh.items()), c.dp) for c in found.meshes} == alone.keys()
@@ -140,6 +144,39 @@ def test_the_chosen_mesh_is_the_best_of_all(how: dict[str, Any]) -> None:
     ours, theirs = ({**p.model_dump(), "digest": "", "meshes": []} for p in (found, best))
     assert ours == {**theirs, "meshes": []}
     assert shardwright.check(found, CONFIG).digest == found.digest
+
+
+def test_sequences_are_shared_where_the_batch_has_too_few() -> None:
+    def found(**how: Any) -> list[dict[str, int]]:
+        plan = planned(cluster=shardwright.Cluster(2, 4), **how)
+        return [choice.mesh for choice in plan.meshes]
+
+    three = found(phase="prefill", batch=3, seq=64)  # 3 sequences for 4 or 8 copies
+    assert sorted(map(repr, three)) == sorted(
+        map(repr, [{"tp": 8}, {"dp": 2, "tp": 4}, {"dp": 2, "cp": 2, "tp": 2},
+                   {"dp": 2, "cp": 4, "tp": 1}])
+    )  # fmt: skip
+    assert found(phase="prefill", batch=1, seq=5)[-1:] != [{"cp": 4, "tp": 2}]
+    assert {"cp": 2, "tp": 4} in found(phase="prefill", batch=1, seq=5)
+    assert found(phase="prefill,decode:8", batch=1) == [{"tp": 8}]
+
+
+def test_a_model_whose_sequences_cannot_be_shared_has_other_meshes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on = traced_model.TracedModel.on
+
+    def refusing(model: Any, mesh: dict[str, int], *how: Any) -> Task:
+        if "cp" in mesh:
+            raise InfeasibleError("no sequences")
+        return on(model, mesh, *how)
+
+    monkeypatch.setattr(traced_model.TracedModel, "on", refusing)
+    plan = planned(cluster=shardwright.Cluster(1, 2), phase="prefill", batch=1)
+    assert [(c.mesh, c.why) for c in plan.meshes] == [
+        ({"tp": 2}, ""),
+        ({"cp": 2, "tp": 1}, "no sequences"),
+    ]
 
 
 def test_meshes_share_what_does_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
