@@ -32,6 +32,7 @@ from shardwright.planner.trace.sizes.size_functions import (
     numbers_of,
 )
 from shardwright.planner.trace.trial.origins import (
+    UNKNOWN,
     Origin,
     Origins,
     agree,
@@ -114,11 +115,11 @@ class Entered(list[str]):
             self.calls.setdefault(self[-1], []).append(Call(RUNS, (name,)))
         self.append(name)
 
-    def leave(self, passed: Any) -> None:
-        """Note what the innermost module was given and returns, and that it has run."""
+    def leave(self, passed: Origins) -> None:
+        """Note that the innermost module has run, and what it was given and returns."""
         name = self.pop()
         if self.calls is not None:
-            self.calls.setdefault(name, []).append(Call(PASSES, (), origins_of(passed)))
+            self.calls.setdefault(name, []).append(Call(PASSES, (), passed))
 
 
 class Notes(TorchFunctionMode):
@@ -136,12 +137,16 @@ class Notes(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
         counts = places or name in CUTTING or name not in MOVING
-        if not (self.entered and counts) or _from_runtime():
-            made = func(*args, **kwargs)
-        else:
-            made = self._log(func, name, places, args, kwargs)
+        logs = self.entered and counts and not _from_runtime()
+        made = self._log(func, name, places, args, kwargs) if logs else func(*args, **kwargs)
         if name in MOVING and args:
             keep_origin(made, args[1] if name == "embedding" and len(args) > 1 else args[0])
+        elif logs:
+            self._calls[self.entered[-1]] += 1
+            number = self._calls[self.entered[-1]]
+            set_origin(_changed(name, args, made), Origin({f"{self.entered[-1]}: {name} {number}"}))
+        else:
+            set_origin(_changed(name, args, made), UNKNOWN)
         return made
 
     def _log(self, func: Any, name: str, places: bool, args: Any, kwargs: Any) -> Any:
@@ -158,10 +163,6 @@ class Notes(TorchFunctionMode):
         made = func(*args, **kwargs)
         if name in CUTTING:
             found.append(Call(PIECES + name, (len(made),)))
-        if name not in MOVING:
-            self._calls[module] += 1
-            changed = args[0] if name == "__setitem__" else made
-            set_origin(changed, Origin({f"{module}: {name} {self._calls[module]}"}))
         return made
 
     def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
@@ -175,6 +176,14 @@ class Notes(TorchFunctionMode):
             if name == "repeat_interleave" and len(numbers) > 2 and shape[numbers[2]] == 1:
                 numbers = (shape, numbers[2])  # the count is a size of the result
         self.found.setdefault(self.entered[-1], []).append(Call(AT + name, numbers))
+
+
+def _changed(name: str, args: Any, made: Any) -> Any:
+    """Return what a function has made or changed in place; None if it returns what it is given."""
+    if name == "__setitem__":
+        return args[0]
+    in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    return None if not in_place and any(made is x for x in args) else made
 
 
 def repeated(shape: Sequence[int], counts: Sequence[int]) -> Numbers:

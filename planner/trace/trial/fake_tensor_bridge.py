@@ -27,7 +27,7 @@ from shardwright.planner.trace.torch_features.traceable import traceable
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
-from shardwright.planner.trace.trial.origins import Origin, name_parameters, set_origin
+from shardwright.planner.trace.trial.origins import Origin, name_parameters, origins_of, set_origin
 from shardwright.runtime.modules.attention import split_by_heads
 
 
@@ -66,8 +66,9 @@ def follow(
         @wraps(forward)
         def followed(*args: Any, **kwargs: Any) -> Any:
             entered.enter(name)
+            taken = origins_of((args, kwargs))
             output = forward(*args, **kwargs)
-            entered.leave((args, kwargs, output))
+            entered.leave((*taken, *origins_of(output)))
             leave(name, output)
             return output
 
