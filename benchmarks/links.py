@@ -1,0 +1,178 @@
+"""Two hosts of four ranks with a slow link between them: is the mesh that is chosen the fastest?
+
+    sudo python -m benchmarks.links --json FILE            10 models, 12 plans and more of each
+    sudo python -m benchmarks.links llama --phase train    one model
+
+The hosts are network namespaces of this machine, and `tc` slows the link between them. `shardwright
+calibrate` measures both levels. Then every mesh is planned, some with sequence parallelism and with
+blocks that are computed again, and all plans of a model are timed in turn on gloo ranks. Prints the
+rank correlation of predicted and measured times, and how far the chosen plan is from the fastest.
+Exits with 1 if the correlation is below 0.85 for a model, or the chosen plan is 5 % slower for more
+than one model in ten. Needs Linux, root, and `ip` and `tc`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.demo_launch import ROOT
+from benchmarks.links_rank import BATCH, MODELS, SEQ, config
+from benchmarks.prediction import spearman
+from shardwright.errors import InfeasibleError
+from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.prepare import read
+from shardwright.planner.search.ladder import search
+from shardwright.planner.search.meshes import Cluster, meshes
+
+HOSTS, RANKS = 2, 4
+"""Hosts, and ranks on each."""
+LEAST, WITHIN = 0.85, 1.05
+"""Least rank correlation, and most time of the chosen plan in shares of the fastest's."""
+WAYS: dict[str, dict[str, Any]] = {
+    "": {"sequence_parallel": False, "recompute": False},
+    "sequence": {"sequence_parallel": True, "recompute": False},
+    "again": {"sequence_parallel": False, "recompute": True},
+}
+
+
+def _call(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def _address(host: int) -> str:
+    return f"10.77.0.{host + 1}"
+
+
+@contextlib.contextmanager
+def hosts(rate: str) -> Iterator[None]:
+    """Inside, there are two namespaces with a link of this rate each way."""
+    names = [f"shardwright{i}" for i in range(HOSTS)]
+    ends = [f"sw{i}" for i in range(HOSTS)]
+    try:
+        for name in names:
+            _call("ip", "netns", "add", name)
+        _call("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
+            _call("ip", "link", "set", end, "netns", name)
+            inside = ("ip", "netns", "exec", name)
+            _call(*inside, "ip", "addr", "add", f"{_address(i)}/24", "dev", end)
+            _call(*inside, "ip", "link", "set", end, "up")
+            _call(*inside, "ip", "link", "set", "lo", "up")
+            slow = ("tbf", "rate", rate, "burst", "64kb", "latency", "1s")
+            _call(*inside, "tc", "qdisc", "add", "dev", end, "root", *slow)
+        yield
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def on_hosts(arguments: Sequence[str], limit: float = 1800.0) -> None:
+    """Run a module under torchrun on the ranks of both hosts."""
+    started = []
+    for i in range(HOSTS):
+        command = ["ip", "netns", "exec", f"shardwright{i}", sys.executable, "-m"]
+        command += ["torch.distributed.run", f"--nnodes={HOSTS}", f"--nproc-per-node={RANKS}"]
+        command += [f"--node-rank={i}", f"--master-addr={_address(0)}", "--master-port=29511", "-m"]
+        own = {"GLOO_SOCKET_IFNAME": f"sw{i}", "OMP_NUM_THREADS": "1"}
+        path = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        environ = os.environ | own | path
+        started.append(subprocess.Popen([*command, *arguments], env=environ, cwd=ROOT))
+    codes = [process.wait(limit) for process in started]
+    if any(codes):
+        raise SystemExit(f"ranks ended with {codes}")
+
+
+def plans(name: str, phase: str, device: str) -> dict[str, Plan]:
+    """Return the plans to compare, by what distinguishes them."""
+    cluster, out = Cluster(HOSTS, RANKS), {}
+    for way, how in WAYS.items():
+        if way == "again" and phase != "train":
+            continue
+        model = read(config(name), BATCH, seq=SEQ, phase=phase, device=device, **how)
+        for mesh, dp in meshes(cluster, model.workload, lambda m=model: m.spreads):
+            if way == "sequence" and (mesh["tp"] == 1 or {"ep", "cp"} & mesh.keys()):
+                continue
+            try:
+                plan = search(model.on(mesh, dp, RANKS)).plan
+            except InfeasibleError:
+                continue
+            dims = ",".join(f"{dim}={n}" for dim, n in mesh.items())
+            out[" ".join(filter(None, (dims, dp if dp != "ddp" else "", way)))] = plan
+    return out
+
+
+def compared(name: str, phase: str, device: str, repeat: int) -> dict[str, Any]:
+    """Plan and time all plans of a model."""
+    found = plans(name, phase, device)
+    with tempfile.TemporaryDirectory() as own:
+        job = {"model": name, "repeat": repeat, "plans": len(found)}
+        (Path(own) / "job.json").write_text(json.dumps(job))
+        for i, plan in enumerate(found.values()):
+            plan.save(Path(own) / f"{i}.json")
+        on_hosts(["benchmarks.links_rank", own])
+        seconds = json.loads((Path(own) / "seconds.json").read_text())
+    predicted = [plan.predicted.time_ns / 1e6 for plan in found.values()]
+    measured = [each * 1e3 for each in seconds]
+    chosen = measured[predicted.index(min(predicted))]
+    rows = [
+        {"plan": n, "predicted_ms": round(p, 1), "measured_ms": round(m, 1)}
+        for n, p, m in zip(found, predicted, measured, strict=True)
+    ]
+    correlation = round(spearman(predicted, measured), 3)
+    times = round(chosen / min(measured), 3)
+    return {"model": name, "rows": rows, "rank_correlation": correlation, "chosen": times}
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice([*MODELS]))
+@click.option("--phase", type=click.Choice(["prefill", "train"]), default="train")
+@click.option("--rate", default="200mbit", help="Of the link between the hosts.")
+@click.option("--repeat", default=5, help="Runs of each plan.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
+def main(names: tuple[str, ...], phase: str, rate: str, repeat: int, path: Path | None) -> None:
+    """Compare predicted with measured times on two hosts."""
+    console, found = Console(stderr=True), []
+    with hosts(rate), tempfile.TemporaryDirectory() as own:
+        device = f"{own}/profile.json"
+        on_hosts(["shardwright", "calibrate", "-o", device])
+        profile = json.loads(Path(device).read_text())
+        for name in track(
+            names or [*MODELS], "timing", console=console, disable=not console.is_terminal
+        ):
+            found.append(compared(name, phase, device, repeat))
+            _show(found[-1])
+            if path:
+                about = {"phase": phase, "rate": rate, "device": profile}
+                result = {"about": about, "models": found}
+                write_atomically(path, json.dumps(result, indent=1) + "\n")
+    slow = [each["model"] for each in found if each["chosen"] > WITHIN]
+    weak = [each["model"] for each in found if each["rank_correlation"] < LEAST]
+    print(f"chosen more than {WITHIN - 1:.0%} behind the fastest: {', '.join(slow) or 'none'}")
+    print(f"rank correlation below {LEAST}: {', '.join(weak) or 'none'}")
+    sys.exit(int(bool(weak) or len(slow) * 10 > len(found)))
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = Table("plan", "predicted ms", "measured ms", box=None, title=found["model"])
+    for row in sorted(found["rows"], key=lambda row: row["predicted_ms"]):
+        table.add_row(row["plan"], str(row["predicted_ms"]), str(row["measured_ms"]))
+    Console(width=100).print(table)
+    print(f"correlation {found['rank_correlation']}, chosen {found['chosen']} of the fastest\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A rank of `links.py`: times a step of each plan in a folder, in turn."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import shardwright
+from shardwright.planner.contract.plan_file import Plan
+
+BATCH, SEQ, VOCABULARY = 4, 64, 2048
+"""Sequences of a step, and tokens of each."""
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 32},
+    "phi3": {"num_hidden_layers": 6},
+    "gemma2": {"head_dim": 32, "vocab_size": 8192},
+    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": 128},
+    "gpt_neox": {"intermediate_size": 2048},
+    "starcoder2": {"intermediate_size": 1536},
+    "olmo2": {"hidden_size": 384, "intermediate_size": 1024},
+    "mistral": {"intermediate_size": 512, "vocab_size": 16384},
+    "granite": {"num_hidden_layers": 2, "hidden_size": 512},
+}
+"""Model type -> what differs from the common sizes."""
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+
+
+def config(name: str) -> Any:
+    """Return the config of a small model."""
+    config = AutoConfig.for_model(name, **COMMON | MODELS[name])
+    config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
+    return config
+
+
+def split(name: str, plan: Plan) -> Any:
+    """Return the model, split by a plan over all ranks."""
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config(name)).eval()
+    mesh = init_device_mesh("cpu", tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
+    model = shardwright.apply(model, plan, mesh)
+    return shardwright.fully_shard(model, plan) if plan.workload.dp == "fsdp" else model
+
+
+def step(model: Any, plan: Plan, ids: torch.Tensor) -> None:
+    """Run a forward pass with the sequences of this copy, and a backward pass in training."""
+    trains = "train" in plan.workload.phases
+    copies = plan.workload.replicas
+    copy = dist.get_rank() // (plan.world_size // copies)  # copies are the outer mesh dims
+    own = ids.chunk(copies)[copy]
+    model.train(trains)
+    with torch.set_grad_enabled(trains):
+        out = model(own, labels=own if trains else None, use_cache=False)
+    if trains:
+        out.loss.backward()
+        model.zero_grad()
+
+
+def main() -> None:
+    """Time all plans; the first rank writes the seconds of each."""
+    folder = Path(sys.argv[1])
+    job = json.loads((folder / "job.json").read_text())
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    plans = [Plan.load(folder / f"{i}.json") for i in range(job["plans"])]
+    models = [split(job["model"], plan) for plan in plans]
+    ids = torch.randint(VOCABULARY, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
+    seconds: list[list[float]] = [[] for _ in plans]
+    for turn in range(job["repeat"] + 1):  # the first turn warms up
+        for at in random.Random(turn).sample(range(len(models)), len(models)):
+            dist.barrier()
+            begun = time.perf_counter()
+            step(models[at], plans[at], ids)
+            took = torch.tensor(time.perf_counter() - begun)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            if turn:
+                seconds[at].append(float(took))
+    if dist.get_rank() == 0:
+        medians = [statistics.median(each) for each in seconds]
+        (folder / "seconds.json").write_text(json.dumps(medians))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
