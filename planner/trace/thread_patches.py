@@ -7,6 +7,9 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
+Patch = tuple[Any, str, Callable[..., Any]]
+"""A module or class, the name of a function in it, and what a thread calls instead."""
+
 
 @contextmanager
 def replaced(where: Any, **values: Any) -> Iterator[None]:
@@ -25,14 +28,8 @@ def replaced(where: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def patched_in_this_thread(
-    patches: Sequence[tuple[Any, str, Callable[..., Any]]],
-) -> Iterator[None]:
-    """Replace functions within the context, and restore them afterwards.
-
-    Args:
-        patches: Module or class, name of a function in it, what this thread calls instead.
-    """
+def patched_in_this_thread(patches: Sequence[Patch]) -> Iterator[None]:
+    """Replace functions for this thread within the context, and restore them afterwards."""
     thread = get_ident()
 
     def here(own: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
