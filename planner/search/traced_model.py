@@ -51,27 +51,25 @@ class _Trace(NamedTuple):
     unmasked: bool
 
 
-def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trace:
+def _at_other_lengths(found: _Trace, task: Task) -> _Trace:
     """Return a trace with calls of other lengths too, if its code decides by lengths."""
     source = with_other_lengths(found.source, undecided_lengths(task.graph, task.axes))
     if source is None:
         return found
     with suppress(ModelError, Unfoldable):
-        return _of_other_source(found, source, pins, whole=not found.folding.stacks)
+        return _of_other_source(found, source, whole=not found.folding.stacks)
     return found
 
 
-def _of_other_source(
-    found: _Trace, source: Source, pins: tuple[Pin, ...], ends: bool = False, whole: bool = True
-) -> _Trace:
+def _of_other_source(found: _Trace, source: Source, whole: bool = True) -> _Trace:
     """Return the trace of a source that differs little; blocks are folded only if they were.
 
-    The other arguments, and what is raised, are those of `trace_folded`.
+    `whole`, and what is raised, are those of `trace_folded`.
     """
     folded = {stack.path for stack in found.folding.stacks}
     left = {stack.path for stack in find_stacks(source.module)} - folded
     known = Known(folds=bool(folded), unfoldable=[((), frozenset(left))])
-    folding, unfolded = trace_folded(source, pins, ends, whole, known)
+    folding, unfolded = trace_folded(source, whole, known)
     return found._replace(source=source, folding=folding, unfolded=unfolded)
 
 
@@ -212,7 +210,7 @@ class TracedModel:
             if now + TIMES_THE_LAST_TRACE * (now - began) > self.until:
                 break
             began = now
-            longer = _at_other_lengths(found, self.pins, task)
+            longer = _at_other_lengths(found, task)
             if longer is found:
                 break
             found, task = longer, self._of_trace(longer, workload, mesh, along)
@@ -227,11 +225,10 @@ class TracedModel:
         stage("trace")
         firsts = self.recompute if isinstance(self.recompute, Mapping) else {}
         trains = "train" in self.workload.phases
-        source = replace(self.source, trains=trains, recomputed=firsts)
-        splits = along_sequence or by_rows
-        if splits:
+        source = replace(self.source, trains=trains, recomputed=firsts, pins=self.pins)
+        if along_sequence or by_rows:
             source = source.along_sequence(by_rows)
-        traced, folding, unfolded = trace_model(source, self.pins, splits, folds)
+        traced, folding, unfolded = trace_model(source, folds)
         return _Trace(traced, folding, unfolded, bool(source.masks() - traced.masks()))
 
     def _of_trace(
@@ -283,7 +280,7 @@ class TracedModel:
         def computing(firsts: Mapping[str, int]) -> Task:
             again = workload.model_copy(update={"recomputed": dict(firsts)})
             source = replace(found.source, recomputed=firsts)
-            of = _of_other_source(found, source, self.pins, task.sequence is not None)
+            of = _of_other_source(found, source)
             of = of if workload.spread == 1 else spread_experts(of, found)
             return self._of_trace(of, again, task.mesh, along)
 

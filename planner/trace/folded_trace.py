@@ -21,7 +21,7 @@ from shardwright.planner.blocks.stacks import (
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.problem.pins import matches
 from shardwright.planner.trace.compared_runs import (
     free_numbers,
     note_training,
@@ -44,13 +44,7 @@ MAX_OPS_TO_TRACE_IN_TRAINING = 1000
 """Ops of a call that is traced in training mode, too, if the plan is not for training."""
 
 
-def trace_all(
-    source: Source,
-    pins: Sequence[Pin] = (),
-    ends: bool = False,
-    folds: bool = True,
-    valued: bool = False,
-) -> Traced:
+def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Traced:
     """Trace a source with as many of its runs as possible.
 
     Returns the source with the runs that were traced, and the result of `trace_folded`. If code
@@ -66,7 +60,7 @@ def trace_all(
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
         with known.refusing(of.runs):
-            return of, *trace_folded(of, pins, ends, whole, known)
+            return of, *trace_folded(of, whole, known)
 
     def keeps(of: Source, training: bool = False) -> bool:
         """Return whether code reads attributes that another call left."""
@@ -191,18 +185,12 @@ def _without_cache(wishes: Sequence[Wish]) -> list[Wish]:
 
 
 def trace_folded(
-    source: Source,
-    pins: Sequence[Pin] = (),
-    ends: bool = False,
-    whole: bool = True,
-    known: Known | None = None,
+    source: Source, whole: bool = True, known: Known | None = None
 ) -> tuple[Folding, Unfolded]:
     """Return the folded graph of a model, and the unfolded one.
 
     Args:
         source: The model.
-        pins: Pins; blocks with different pins are not folded into one.
-        ends: Whether the first and the last block of a stack are kinds of their own.
         whole: Whether to trace all blocks if they cannot be folded.
         known: What is known from other sets of runs; what this one shows is added.
 
@@ -214,16 +202,16 @@ def trace_folded(
     module, owners = source.module, holders(source.module)
 
     def label(name: str) -> tuple[object, ...]:
-        pinned = tuple(p for p in pins if matches(p.name, name))
+        pinned = tuple(p for p in source.pins if matches(p.name, name))
         again = first_block(name, source.recomputed)
         return *pinned, source.quantized.get(name), bool(again)
 
-    labels = label if pins or source.quantized or source.recomputed else None
+    labels = label if source.pins or source.quantized or source.recomputed else None
 
     refused: ModelError | None = None
     foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
     as_plain = left_out == known.left_out(source.runs[:1])
-    apart: dict[str, int] = defaultdict(lambda: int(ends))
+    apart: dict[str, int] = defaultdict(lambda: int(source.along))
     in_more_runs = set[str]()
     while foldable:
         found = find_stacks(module, apart.__getitem__, labels, owners)

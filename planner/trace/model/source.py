@@ -17,6 +17,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_map
@@ -86,6 +87,11 @@ class Source:
     """Inputs by name of the calls that the user gave besides the first."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
+    along: bool = False
+    """Whether hidden states are sharded along the sequence: the first and the last block of a stack
+    are then kinds of their own."""
+    pins: tuple[Pin, ...] = ()
+    """The user's pins. Blocks with different pins are not folded into one."""
 
     def masks(self) -> set[str]:
         """Return the names of padding masks in further runs."""
@@ -111,7 +117,7 @@ class Source:
         wishes = (kept, *((run,) for run in _others(self.args, self.others)), *steps)
         wishes = tuple(wish for wish in wishes if wish)
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
-        return replace(found, by_rows=by_rows)
+        return replace(found, by_rows=by_rows, along=True)
 
     def with_values(self) -> Iterator[Source]:
         """Yield the source with each of the `valued` inputs."""
