@@ -74,17 +74,8 @@ def _average_pool(call: OpCall) -> str:
     return f"{' '.join(names)} -> {' '.join(out)}" + clause("whole", whole) + " | linear 0"
 
 
-def _max_pool(call: OpCall) -> str:
-    """Windows over the last dims. The index of a maximum counts along all of these dims."""
-    names = axis_names(len(call.operands[0]))
-    head = len(names) - _pooled(call)
-    out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
-    text = f"{' '.join(names)} -> {' '.join(out)}, {' '.join(out)}"
-    return text + clause("whole", [*names[head:], *out[head:]])
-
-
-def _resized_pool(call: OpCall) -> str:
-    """Windows over the last dims, sized to give the requested output size."""
+def _pool(call: OpCall) -> str:
+    """Windows over the last dims, which stay unsharded: an index of a maximum counts along all."""
     names = axis_names(len(call.operands[0]))
     head = len(names) - _pooled(call)
     out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
@@ -120,9 +111,10 @@ def _histc(call: OpCall) -> str:
 TABLE: Table = {
     **dict.fromkeys(EXTREME.split(), _extreme),
     **dict.fromkeys(SCAN.split(), _scan),
-    **dict.fromkeys("_adaptive_avg_pool2d _adaptive_avg_pool3d".split(), _resized_pool),
-    **dict.fromkeys("adaptive_max_pool2d adaptive_max_pool3d".split(), _resized_pool),
-    **dict.fromkeys("fractional_max_pool2d fractional_max_pool3d".split(), _resized_pool),
+    **dict.fromkeys("_adaptive_avg_pool2d _adaptive_avg_pool3d".split(), _pool),
+    **dict.fromkeys("adaptive_max_pool2d adaptive_max_pool3d".split(), _pool),
+    **dict.fromkeys("max_pool2d_with_indices max_pool3d_with_indices".split(), _pool),
+    **dict.fromkeys("fractional_max_pool2d fractional_max_pool3d".split(), _pool),
     "_fft_c2c": _linear_scan,
     "_pdist_forward": "n m -> p | whole n m p",
     "avg_pool2d": _average_pool,
@@ -131,8 +123,6 @@ TABLE: Table = {
     "cumsum": _linear_scan,
     "histc": _histc,
     "linalg_vector_norm": _norm,
-    "max_pool2d_with_indices": _max_pool,
-    "max_pool3d_with_indices": _max_pool,
     "mean": _mean,
     "sum": _sum,
     "topk": _topk,

@@ -1,4 +1,4 @@
-"""What holds only in one thread (`PerThread`), or while some code runs (`Patch`)."""
+"""What holds only in one thread (`PerThread`), or while some code runs (`replaced`, `Patch`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ class PerThread(threading.local):
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)  # in each thread, so that compiled code finds there what it sets
+
+
+@contextmanager
+def replaced(where: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of a module, class or object within the context, and restore them after it."""
+    before = {name: own for name, own in vars(where).items() if name in values}
+    try:
+        for name, value in values.items():
+            setattr(where, name, value)
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(where, name, before[name])
+            else:
+                delattr(where, name)
 
 
 class Patch:

@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from shardwright.errors import UsageError
-from shardwright.planner.trace.thread_patches import replaced
+from shardwright.runtime.scopes import replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")

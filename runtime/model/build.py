@@ -22,6 +22,7 @@ from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels,
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import PackageConfig, default_dtype
 from shardwright.runtime.model.unregistered import refuse_unregistered
+from shardwright.runtime.scopes import replaced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -68,12 +69,9 @@ def parameters_on_meta() -> Iterator[None]:
 
     with _PATCHING:
         register = nn.Module.register_parameter
-        nn.Module.register_parameter = register_on_meta
-        try:
-            with _on_cpu(), _NoFilling():
-                yield
-        finally:
-            nn.Module.register_parameter = register
+        meanwhile = replaced(nn.Module, register_parameter=register_on_meta)
+        with meanwhile, _on_cpu(), _NoFilling():
+            yield
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
