@@ -1,4 +1,4 @@
-"""What holds only in one thread (`PerThread`), or while some code runs (`replaced`, `Patch`)."""
+"""What holds in one thread only (`PerThread`), or only while some code runs (the others)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class PerThread(threading.local):
@@ -14,6 +16,16 @@ class PerThread(threading.local):
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)  # in each thread, so that compiled code finds there what it sets
+
+
+@contextmanager
+def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a context variable a value within the context."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @contextmanager

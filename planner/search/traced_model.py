@@ -161,9 +161,9 @@ class TracedModel:
             "replicas": replicas(mesh),
             "dp": dp,
             "gpus_per_host": gpus_per_host,
+            "spread": mesh.get(EP, 1),
+            "sequence_parallel": bool(self.sequence_parallel),
         }
-        here["spread"] = mesh.get(EP, 1)
-        here["sequence_parallel"] = bool(self.sequence_parallel)
         if shares is not None:
             here["shares"] = [*shares]
         workload = self.workload.model_copy(update=here)
