@@ -385,9 +385,7 @@ class Graph:
         return {out: op for op in self.ops for out in op.outputs}
 
 
-def once_a_graph(
-    find: Callable[Concatenate[Graph, P], T],
-) -> Callable[Concatenate[Graph, P], T]:
+def once_a_graph(find: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:
     """Make a function of a graph that no longer changes find its answer once, for all meshes."""
 
     @wraps(find)

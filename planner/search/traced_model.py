@@ -187,10 +187,7 @@ class TracedModel:
         return True
 
     def _task(
-        self,
-        workload: Workload,
-        mesh: Mapping[str, int],
-        along: Callable[[], Task] | None = None,
+        self, workload: Workload, mesh: Mapping[str, int], along: Callable[[], Task] | None = None
     ) -> Task:
         """Return a task, of a model that is traced for the first task like it.
 

@@ -15,15 +15,7 @@ from operator import add, contains, itemgetter
 from typing import Any
 
 from shardwright.planner.contract.names import grouped
-from shardwright.planner.solvers.problem import (
-    CostVector,
-    Factor,
-    Part,
-    Problem,
-    Row,
-    pick,
-    row_of,
-)
+from shardwright.planner.solvers.problem import CostVector, Factor, Part, Problem, Row, pick, row_of
 
 VALUES = itemgetter(0)
 """The values of a `Row`."""

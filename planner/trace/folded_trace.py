@@ -11,22 +11,12 @@ from itertools import product
 
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, Unused, fold
-from shardwright.planner.blocks.stacks import (
-    Stack,
-    find_stacks,
-    holders,
-    shared_beyond,
-    shortened,
-)
+from shardwright.planner.blocks.stacks import Stack, find_stacks, holders, shared_beyond, shortened
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import matches
-from shardwright.planner.trace.compared_runs import (
-    free_numbers,
-    note_training,
-    same_under_autocast,
-)
+from shardwright.planner.trace.compared_runs import free_numbers, note_training, same_under_autocast
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source

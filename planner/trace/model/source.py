@@ -21,12 +21,7 @@ from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_map
-from shardwright.planner.trace.model.input_values import (
-    ByName,
-    calls_by_name,
-    remember,
-    remembered,
-)
+from shardwright.planner.trace.model.input_values import ByName, calls_by_name, remember, remembered
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
 from shardwright.planner.trace.model.shared_memory import note_shared

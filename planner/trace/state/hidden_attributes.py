@@ -17,9 +17,7 @@ HIDDEN = "_shardwright_hidden"
 
 @contextmanager
 def hidden_until_asked(
-    modules: Mapping[str, nn.Module],
-    places: Collection[Place],
-    found: Callable[[Place, Any], Any],
+    modules: Mapping[str, nn.Module], places: Collection[Place], found: Callable[[Place, Any], Any]
 ) -> Iterator[None]:
     """Context manager that hides the attributes `places` of `modules` until code reads them.
 

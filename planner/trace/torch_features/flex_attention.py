@@ -19,11 +19,7 @@ from shardwright.planner.trace.thread_patches import Patch
 
 
 def _without_blocks(
-    masks: tuple[Tensor, None],
-    mask_mod: Any,
-    lengths: tuple[int, int],
-    queries: int,
-    keys: int,
+    masks: tuple[Tensor, None], mask_mod: Any, lengths: tuple[int, int], queries: int, keys: int
 ) -> flex.BlockMask:
     """Return a block mask with the sizes of the real one, but without knowing what is masked."""
     batch, heads, rows, columns = masks[0].shape
