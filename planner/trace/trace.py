@@ -54,8 +54,8 @@ def _traced(source: Source, folds: bool) -> Traced:
         found = trace_all(source, folds, bool(source.valued))
     except ModelError as refused:
         found = _with_values(source, folds, refused)
-    for run in found[0].missing:
-        alone = replace(found[0], more=(), further=(run,))
+    for run in found.source.missing:
+        alone = replace(found.source, more=(), further=(run,))
         try:
             trace_folded(alone, known=Known(folds))
         except ModelError as error:
@@ -84,9 +84,9 @@ def _with_values(source: Source, folds: bool, refused: ModelError) -> Traced:
         except ModelError as error:
             refused = error
             continue
-        if best is None or len(found[1].graph.untraced) < len(best[1].graph.untraced):
+        if best is None or len(found.graph.untraced) < len(best.graph.untraced):
             best = found
-        if not best[1].graph.untraced:
+        if not best.graph.untraced:
             break
     if best is None:
         raise refused
