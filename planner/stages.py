@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from shardwright.runtime.scopes import holding
-
 
 @dataclass
 class Stages:
@@ -52,11 +50,12 @@ def watch(
 ) -> Iterator[Stages]:
     """Measure the planning within the context, by a clock in seconds."""
     stages = Stages(clock, told=told)
+    token = _watched.set(stages)
     try:
-        with holding(_watched, stages):
-            yield stages
+        yield stages
     finally:
         stages.begin(None)
+        _watched.reset(token)
 
 
 def stage(name: str) -> None:

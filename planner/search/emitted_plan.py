@@ -46,7 +46,6 @@ from shardwright.planner.search.task import Task, of_copies
 from shardwright.planner.search.unfolded import UnfoldedSolution
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.runs.decoding import tokens_of, without_state
-from shardwright.runtime.slots import names_of
 
 NO_PADDING_MASK = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
@@ -186,7 +185,8 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
         if inputs is None:
             continue
         forward = task.source.module.get_submodule(run.module).forward
-        positions = names_of(run.args, argument_names(forward))
+        names = [*argument_names(forward), *(f"*{i}" for i in range(len(run.args)))]
+        positions = names[: len(run.args)]
         plain = plain_values(forward, {**dict(zip(positions, run.args, strict=True)), **inputs})
         call = TracedCall(
             module=run.module,
