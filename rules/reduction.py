@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from .call import OpCall, Table, axis_names, clause
 
 EXTREME = """
@@ -25,15 +27,6 @@ def _reduce(call: OpCall, word: str, linear: bool) -> str:
     return text + (" | linear 0" if linear else "")
 
 
-def _sum(call: OpCall) -> str:
-    return _reduce(call, "sum", linear=True)
-
-
-def _mean(call: OpCall) -> str:
-    # A mean of local means is wrong for uneven shards, so the reduced dims stay unsharded.
-    return _reduce(call, "whole", linear=True)
-
-
 def _norm(call: OpCall) -> str:
     # The 1-norm is a sum of absolute values; other norms take a root at the end.
     return _reduce(call, "sum" if call.arguments["ord"] == 1 else "whole", linear=False)
@@ -51,10 +44,6 @@ def _scan(call: OpCall, linear: bool = False) -> str:
     text = f"{dims} -> {', '.join([dims] * len(call.results))}"
     text += clause("whole", (names[i] for i in call.dims()))
     return text + (" | linear 0" if linear else "")
-
-
-def _linear_scan(call: OpCall) -> str:
-    return _scan(call, linear=True)
 
 
 def _pooled(call: OpCall) -> int:
@@ -115,15 +104,16 @@ TABLE: Table = {
     **dict.fromkeys("adaptive_max_pool2d adaptive_max_pool3d".split(), _pool),
     **dict.fromkeys("max_pool2d_with_indices max_pool3d_with_indices".split(), _pool),
     **dict.fromkeys("fractional_max_pool2d fractional_max_pool3d".split(), _pool),
-    "_fft_c2c": _linear_scan,
+    "_fft_c2c": partial(_scan, linear=True),
     "_pdist_forward": "n m -> p | whole n m p",
     "avg_pool2d": _average_pool,
     "avg_pool3d": _average_pool,
     "bincount": _bincount,
-    "cumsum": _linear_scan,
+    "cumsum": partial(_scan, linear=True),
     "histc": _histc,
     "linalg_vector_norm": _norm,
-    "mean": _mean,
-    "sum": _sum,
+    # A mean of local means is wrong for uneven shards, so the reduced dims stay unsharded.
+    "mean": partial(_reduce, word="whole", linear=True),
+    "sum": partial(_reduce, word="sum", linear=True),
     "topk": _topk,
 }
