@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -156,13 +155,7 @@ def plan(
     check_types(given)
     if objective not in get_args(ObjectiveName):
         raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
-    least = memory if isinstance(memory, int | None) else None
-    asked = SolverOptions(solver, time_limit, least, objective, time.monotonic())
-    of_search = {"solver", "time_limit", "memory", "objective"}
-    rest = {name: value for name, value in given.items() if name not in of_search}
-    rest["memories"] = () if isinstance(memory, int | None) else tuple(memory)
-    rest["speeds"] = speeds or ()
-    return search_plan(**rest, asked=asked).ended.plan
+    return search_plan(**given, began=time.monotonic()).ended.plan
 
 
 class Search(NamedTuple):
@@ -184,27 +177,34 @@ class Search(NamedTuple):
 def search_plan(
     model: Any,
     tp: int | None,
-    asked: SolverOptions,
     *,
-    cluster: Cluster | None = None,
-    dump: str | Path | None = None,
-    write_model: str | Path | None = None,
+    objective: ObjectiveName,
+    memory: int | Sequence[int] | None,
+    speeds: Sequence[float] | None,
+    solver: str | None,
+    time_limit: float,
+    began: float,
+    cluster: Cluster | None,
+    dump: str | Path | None,
+    write_model: str | Path | None,
     **how: Any,
 ) -> Search:
     """Read and trace a model, and search its plan.
 
-    The arguments are as for `plan`. `how` holds those of `prepare_shares`. With a cluster, both
-    kinds of `dp` are compared.
+    The arguments are as for `plan`, and `began` is when planning began, in the time of
+    `time.monotonic`. `how` holds those of `prepare_shares`. With a cluster, both kinds of `dp` are
+    compared.
 
     Raises:
         UsageError, ModelError, InfeasibleError, SolverError: as `plan`.
     """
-    solver = solvers.current(asked.solver)
+    limit, memories = (memory, ()) if isinstance(memory, int | None) else (None, tuple(memory))
+    solver = solvers.current(solver)
+    asked = SolverOptions(solver, time_limit, limit, objective, began)
     solvers.load(solver)  # an unknown one is refused before the trace
-    asked = replace(asked, solver=solver)
-    how["until"] = time.monotonic() + asked.left
+    how["until"] = began + time_limit
     if cluster is None:
-        sharing = prepare_shares(model, tp, **how)
+        sharing = prepare_shares(model, tp, speeds=speeds or (), memories=memories, **how)
         task = sharing(None)
         refuse_other_dtype(model, how.get("dtype"), task.source.dtype)
         with dumping(dump, task, write_model) as tell:
@@ -212,7 +212,7 @@ def search_plan(
     batch, _ = how.pop("batch", None), how.pop("dp", None)
     if any(given is not None for given in (tp, how.pop("mesh"), how.pop("gpus_per_host"))):
         raise UsageError("give tp or mesh, or a cluster to choose the mesh for, not both")
-    if how.pop("memories") or how.pop("speeds"):
+    if memories or speeds:
         raise UsageError(
             "speeds, or a memory limit for each rank, cannot be combined with a cluster: give tp "
             "or mesh instead"

@@ -189,14 +189,13 @@ def read(
     speeds: Sequence[float] = (),
     memories: Sequence[int] = (),
     dequantize: bool = False,
-    trust_remote_code: bool = False,
     until: float = math.inf,
     **hub: Any,
 ) -> TracedModel:
     """Read a model, to be traced and planned for one mesh or several.
 
-    `until` is that of the `TracedModel`. `hub` holds the arguments for the hub: `revision`,
-    `cache_dir`, `local_files_only`, `token`.
+    `until` is that of the `TracedModel`. `hub` holds the arguments for the hub, and
+    `trust_remote_code`.
 
     Raises:
         UsageError: an argument is invalid.
@@ -218,9 +217,8 @@ def read(
     wanted = dict(pins or {})
     as_pins(wanted)  # raises on invalid pins before the trace, which takes long
     stage("read")
-    source = read_source(
-        model, args, kwargs, dtype, trust_remote_code, Hub(**hub), dequantize, continuous_batching
-    )
+    given = model, args, kwargs, dtype, Hub(**hub)
+    source = read_source(*given, dequantize, continuous_batching)
     for name, parameter in source.module.named_parameters():
         if max(parameter.shape, default=0) > LARGEST or parameter.numel() >= 2**60:
             raise ModelError(

@@ -59,7 +59,6 @@ class Given(NamedTuple):
     """What ranks build and run: a model as `numeric.random_model` takes it, and its inputs."""
 
     model: Any
-    trust_remote_code: bool
     inputs: python_references.Inputs
     hub: Hub
 
@@ -101,7 +100,6 @@ def tune_search(
     ended: SearchState,
     model: Any,
     meshes: Sequence[SearchState] = (),
-    trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **hub: Any,
@@ -112,10 +110,9 @@ def tune_search(
         ended: The end of the search for the plan.
         model: The model.
         meshes: The ends of searches on other meshes of as many ranks.
-        trust_remote_code: Whether to run code that comes with the model.
         args: Inputs.
         kwargs: Inputs by name; of several calls the first is timed.
-        **hub: Options of the Hub.
+        **hub: Options of the Hub, and `trust_remote_code`.
     """
     plan = ended.plan
     if plan.workload.dp == "fsdp":
@@ -123,8 +120,8 @@ def tune_search(
     others = [*islice(other_searches(ended, meshes), MAX_PLANS - 1)]
     if not others:
         return ended
-    what = buildable(model, trust_remote_code, Hub(**hub))
-    given = Given(what, trust_remote_code, (args, calls_by_name(kwargs)[0]), Hub(**hub))
+    of_hub = Hub(**hub)
+    given = Given(buildable(model, of_hub), (args, calls_by_name(kwargs)[0]), of_hub)
     on_gpus = torch.cuda.device_count() >= plan.world_size
     plans = [other.plan for other in others]
     work = plan, plans, given, on_gpus
@@ -179,7 +176,7 @@ def _timed(
     The best of many may be so by chance: it is timed once more, and the worse of both times counts.
     """
     dtype = as_dtype(plan.workload.dtype) or torch.float32
-    whole = random_model(given.model, dtype, given.trust_remote_code, given.hub)
+    whole = random_model(given.model, dtype, given.hub)
     device = torch.device("cuda", dist.get_rank()) if on_gpus else None
     first = _split(whole, plan, device, given.inputs)
 

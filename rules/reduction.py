@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from .call import OpCall, Table, axis_names, clause
 
 EXTREME = """
@@ -25,15 +27,6 @@ def _reduce(call: OpCall, word: str, linear: bool) -> str:
     return text + (" | linear 0" if linear else "")
 
 
-def _sum(call: OpCall) -> str:
-    return _reduce(call, "sum", linear=True)
-
-
-def _mean(call: OpCall) -> str:
-    # A mean of local means is wrong for uneven shards, so the reduced dims stay unsharded.
-    return _reduce(call, "whole", linear=True)
-
-
 def _norm(call: OpCall) -> str:
     # The 1-norm is a sum of absolute values; other norms take a root at the end.
     return _reduce(call, "sum" if call.arguments["ord"] == 1 else "whole", linear=False)
@@ -53,10 +46,6 @@ def _scan(call: OpCall, linear: bool = False) -> str:
     return text + (" | linear 0" if linear else "")
 
 
-def _linear_scan(call: OpCall) -> str:
-    return _scan(call, linear=True)
-
-
 def _pooled(call: OpCall) -> int:
     """Return how many of the last dims the op pools over."""
     return 3 if "3d" in call.op else 2
@@ -74,17 +63,8 @@ def _average_pool(call: OpCall) -> str:
     return f"{' '.join(names)} -> {' '.join(out)}" + clause("whole", whole) + " | linear 0"
 
 
-def _max_pool(call: OpCall) -> str:
-    """Windows over the last dims. The index of a maximum counts along all of these dims."""
-    names = axis_names(len(call.operands[0]))
-    head = len(names) - _pooled(call)
-    out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
-    text = f"{' '.join(names)} -> {' '.join(out)}, {' '.join(out)}"
-    return text + clause("whole", [*names[head:], *out[head:]])
-
-
-def _resized_pool(call: OpCall) -> str:
-    """Windows over the last dims, sized to give the requested output size."""
+def _pool(call: OpCall) -> str:
+    """Windows over the last dims, which stay unsharded: an index of a maximum counts along all."""
     names = axis_names(len(call.operands[0]))
     head = len(names) - _pooled(call)
     out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
@@ -120,20 +100,20 @@ def _histc(call: OpCall) -> str:
 TABLE: Table = {
     **dict.fromkeys(EXTREME.split(), _extreme),
     **dict.fromkeys(SCAN.split(), _scan),
-    **dict.fromkeys("_adaptive_avg_pool2d _adaptive_avg_pool3d".split(), _resized_pool),
-    **dict.fromkeys("adaptive_max_pool2d adaptive_max_pool3d".split(), _resized_pool),
-    **dict.fromkeys("fractional_max_pool2d fractional_max_pool3d".split(), _resized_pool),
-    "_fft_c2c": _linear_scan,
+    **dict.fromkeys("_adaptive_avg_pool2d _adaptive_avg_pool3d".split(), _pool),
+    **dict.fromkeys("adaptive_max_pool2d adaptive_max_pool3d".split(), _pool),
+    **dict.fromkeys("max_pool2d_with_indices max_pool3d_with_indices".split(), _pool),
+    **dict.fromkeys("fractional_max_pool2d fractional_max_pool3d".split(), _pool),
+    "_fft_c2c": partial(_scan, linear=True),
     "_pdist_forward": "n m -> p | whole n m p",
     "avg_pool2d": _average_pool,
     "avg_pool3d": _average_pool,
     "bincount": _bincount,
-    "cumsum": _linear_scan,
+    "cumsum": partial(_scan, linear=True),
     "histc": _histc,
     "linalg_vector_norm": _norm,
-    "max_pool2d_with_indices": _max_pool,
-    "max_pool3d_with_indices": _max_pool,
-    "mean": _mean,
-    "sum": _sum,
+    # A mean of local means is wrong for uneven shards, so the reduced dims stay unsharded.
+    "mean": partial(_reduce, word="whole", linear=True),
+    "sum": partial(_reduce, word="sum", linear=True),
     "topk": _topk,
 }

@@ -130,12 +130,12 @@ def load(
     if "torch_dtype" in model_kwargs:  # transformers' old name, which its classes would ignore
         raise UsageError("load has no torch_dtype: give dtype")
     dtype, where = as_dtype(dtype), pick_device(device)
-    hub = Hub(revision, cache_dir, local_files_only, token, subfolder)
+    hub = Hub(revision, cache_dir, local_files_only, token, subfolder, trust_remote_code)
     wanted = {"dtype": dtype, "dequantize": bool(dequantize), **hub._asdict()}
-    given = _plan_wanted(plan, tp, mesh, model, trust_remote_code=trust_remote_code, **wanted)
+    given = _plan_wanted(plan, tp, mesh, model, **wanted)
     plan, ranks = meet(given, mesh, where, timeout)
     own_rows = own_rows_wanted(cp, plan)
-    how = (plan, weights, dtype, trust_remote_code, hub, model_kwargs)
+    how = (plan, weights, dtype, hub, model_kwargs)
     opened, failure = tried(lambda: _open_checkpoint(model, *how))
     checkpoint, out = opened or (None, None)
     keep = plan.workload.quantized is not None if dequantize is None else not dequantize
@@ -202,14 +202,13 @@ def _open_checkpoint(
     plan: Plan,
     weights: bool,
     dtype: torch.dtype | None,
-    trust_remote_code: bool,
     hub: Hub,
     model_kwargs: dict[str, Any],
 ) -> tuple[Checkpoint | None, nn.Module]:
     """The checkpoint, and the model that the plan is for, without memory for its parameters."""
     checkpoint = Checkpoint.open(name, hub) if weights else None
     stored = None if checkpoint is None else checkpoint.dtype
-    config = read_config(name, trust_remote_code, hub)
+    config = read_config(name, hub)
     quantization = read_quantization(config)
     if quantization is not None:
         drop_quantization(config)
@@ -222,7 +221,7 @@ def _open_checkpoint(
         chosen = said
     if not isinstance(config, PackageConfig):
         config.dtype = chosen  # by which transformers builds buffers, too
-    with building(config, trust_remote_code, hub) as cls:
+    with building(config, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
         compute_buffers(model)
     if isinstance(config, PackageConfig):

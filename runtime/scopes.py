@@ -1,4 +1,4 @@
-"""What holds only in one thread (`PerThread`), or while some code runs (`Patch`)."""
+"""What holds in one thread only (`PerThread`), or only while some code runs (the others)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class PerThread(threading.local):
@@ -14,6 +16,32 @@ class PerThread(threading.local):
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)  # in each thread, so that compiled code finds there what it sets
+
+
+@contextmanager
+def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a context variable a value within the context."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def replaced(where: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of a module, class or object within the context, and restore them after it."""
+    before = {name: own for name, own in vars(where).items() if name in values}
+    try:
+        for name, value in values.items():
+            setattr(where, name, value)
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(where, name, before[name])
+            else:
+                delattr(where, name)
 
 
 class Patch:

@@ -257,12 +257,13 @@ FROM_RUNTIME = {
     "planner.report": {"runtime.model"},
     "planner.trace": {
         "runtime.boundary", "runtime.calls", "runtime.code", "runtime.model", "runtime.modules",
-        "runtime.quantized", "runtime.slots",
+        "runtime.quantized", "runtime.scopes", "runtime.slots",
     },
     "planner.search": {"runtime.modules"},
     "planner.tune": {"runtime.api", "runtime.model", "runtime.slots"},
 }  # fmt: skip
-"""All that the planner takes of the runtime: to build a model, to try a plan, to measure."""
+"""All that the planner takes of the runtime: to build a model, to try a plan, to measure; and what
+sets attributes for a while."""
 
 
 def test_planner_imports_of_the_runtime_what_is_listed() -> None:

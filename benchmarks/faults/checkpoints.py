@@ -29,7 +29,7 @@ from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import INDEX
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.model.hub import USUAL
+from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.redistribution.reshard import take_local
 
 SECONDS = 60.0
@@ -56,7 +56,8 @@ def local_part(
     folder: Path, plan: Plan, mesh: Mesh, trust_remote_code: bool = False, keep: bool = False
 ) -> torch.nn.Module:
     """What one rank holds after `load`, without the others."""
-    checkpoint, model = _open_checkpoint(folder, plan, True, None, trust_remote_code, USUAL, {})
+    hub = Hub(trust_remote_code=trust_remote_code)
+    checkpoint, model = _open_checkpoint(folder, plan, True, None, hub, {})
     assert checkpoint is not None
     conversions, mesh = Conversions(model), _split(model, plan, mesh)
     where: Any = {"device": torch.device("cpu"), "conversions": conversions, "keep": keep}

@@ -151,11 +151,7 @@ class _Unfolder:
     """Writes the unfolded graph of `graph`: the folded graph, or only some of its runs."""
 
     def __init__(
-        self,
-        folding: Folding,
-        graph: Graph,
-        alike: int | None,
-        collected: Collection[str] = (),
+        self, folding: Folding, graph: Graph, alike: int | None, collected: Collection[str] = ()
     ) -> None:
         self.naming = naming = _Naming(folding, graph, alike, collected)
         self.folding, self.folded, self.rows = folding, graph, naming.rows

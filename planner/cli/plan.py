@@ -129,7 +129,6 @@ def plan(
     ranks: int | None,
     output: str | None,
     html: str | None,
-    memory: int | tuple[int, ...] | None,
     speeds: float | tuple[float, ...] | None,
     dtype: str | None,
     device: str,
@@ -138,16 +137,12 @@ def plan(
     follow: bool,
     compare: bool,
     table_file: str | None,
-    dump: str | None,
     write_model: str | None,
     tune: bool,
     as_json: bool,
     quiet: bool,
     how: dict[str, Any],
-    objective: Any,
-    solver: str | None,
-    time_limit: float,
-    **workload: Any,
+    **options: Any,
 ) -> None:
     """Plan MODEL; no weights are read.
 
@@ -182,23 +177,19 @@ def plan(
         from shardwright.planner.hand_written.price import price
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
-        from shardwright.planner.search.solution import SolverOptions
         from shardwright.planner.trace.model.components import chosen_component
 
         cluster = cluster_of(hosts, gpus_per_host, ranks, device)
         if tune and cluster and cluster.hosts > 1:
             raise click.UsageError("--tune starts ranks on this machine: give --ranks")
         named = OWN if table_file is None else read_table(table_file)
-        limit = None if isinstance(memory, tuple) else memory
         found = search_plan(
-            model, tp, SolverOptions(solver, time_limit, limit, objective, began),
-            mesh=parse_mesh(mesh) if mesh else None, cluster=cluster,
+            model, tp, mesh=parse_mesh(mesh) if mesh else None, cluster=cluster, began=began,
             gpus_per_host=None if cluster else gpus_per_host, device=device,
-            memories=memory if isinstance(memory, tuple) else (),
-            speeds=(speeds,) if isinstance(speeds, int | float) else speeds or (),
+            speeds=(speeds,) if isinstance(speeds, int | float) else speeds,
             dtype=getattr(torch, dtype) if dtype else None, pins=gather(pins, pin_file),
-            tp_plan=named if follow else None, dump=dump, write_model=write_model,
-            **workload, **with_inputs(how),
+            tp_plan=named if follow else None, write_model=write_model,
+            **options, **with_inputs(how),
         )  # fmt: skip
         ended, others = found.ended, found.other_meshes() if tune else []
         source = ended.task.source

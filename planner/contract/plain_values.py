@@ -120,7 +120,7 @@ def _name(value: Any, around: tuple[Any, ...]) -> str:
         name = f"{value.__module__}.{value.__qualname__}"
         if "<" not in name and value.__module__ != "__main__":
             return name
-        cells = [_said(one, around) for one in _enclosed(value)]
+        cells = [_said(one, around) for one in enclosed(value)]
         given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         defaults = [_said(one, around) for one in given]
         made = repr([_code(value.__code__), cells, defaults])
@@ -130,7 +130,7 @@ def _name(value: Any, around: tuple[Any, ...]) -> str:
     return _said(value, around)
 
 
-def _enclosed(function: FunctionType) -> Iterator[Any]:
+def enclosed(function: FunctionType) -> Iterator[Any]:
     """Yield the values of a function's closure that are set."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):

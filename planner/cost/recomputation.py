@@ -12,14 +12,7 @@ from functools import cached_property
 
 from shardwright.planner.contract.names import first_block, made_once
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
-from shardwright.planner.graph.graph import (
-    Boundary,
-    Graph,
-    Item,
-    Op,
-    made_by,
-    taken_by,
-)
+from shardwright.planner.graph.graph import Boundary, Graph, Item, Op, made_by, taken_by
 
 
 class Recomputation:

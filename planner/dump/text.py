@@ -23,10 +23,7 @@ FOLDER = Path(__file__).parent
 
 
 def decisions_text(
-    task: Task,
-    attempts: Sequence[Attempt],
-    conflicts: Sequence[Conflict],
-    names: Mapping[int, str],
+    task: Task, attempts: Sequence[Attempt], conflicts: Sequence[Conflict], names: Mapping[int, str]
 ) -> str:
     """Return the steps of the search, then why dry runs failed.
 

@@ -141,12 +141,7 @@ class _Probe:
     """The test of one module with few experts or all, features divided by `factor`, in a dtype."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        mixture: Mixture,
-        factor: int,
-        dtype: torch.dtype,
-        all_of: bool,
+        self, module: nn.Module, mixture: Mixture, factor: int, dtype: torch.dtype, all_of: bool
     ) -> None:
         self.module, self.mixture, self.all_of = module, mixture, all_of
         self.dtype, self.tolerance = dtype, TOLERANCE[dtype]

@@ -172,8 +172,40 @@ class Block(NamedTuple):
     stop: int
 
 
+@dataclass(kw_only=True)
+class RunFacts:
+    """What is known of the traced calls beside tensors and ops."""
+
+    returned_slots: list[list[str]] = field(default_factory=list)
+    """For each traced call, the slots of the tensors that it returns."""
+
+    cache_classes: list[dict[str, str]] = field(default_factory=list)
+    """For each traced call: argument -> class of the state (the cache) that it takes."""
+
+    cache_arguments: list[list[str]] = field(default_factory=list)
+    """For each traced call, the arguments that are its state."""
+
+    flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """Module that was called -> flag -> the values that the flag had."""
+
+    other_arguments: dict[str, set[str]] = field(default_factory=dict)
+    """Module that was called -> arguments that had neither tensors nor flags: lists, sizes."""
+
+    flags_from_data: set[str] = field(default_factory=set)
+    """Modules whose flags may depend on data: code that reads values calls them."""
+
+    leaves_attributes: bool = False
+    """Whether runs change attributes of modules."""
+
+    reads_left_attributes: bool = False
+    """Whether code reads attributes that an earlier run left."""
+
+    draws: bool = False
+    """Whether the model draws random numbers in eval mode too."""
+
+
 @dataclass
-class Graph:
+class Graph(RunFacts):
     """A traced model: tensors, ops and boundaries in execution order."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -200,32 +232,14 @@ class Graph:
     holds_in_training: bool = False
     """Whether the runs also hold for training mode."""
 
-    leaves_attributes: bool = False
-    """Whether runs change attributes of modules."""
-
-    reads_left_attributes: bool = False
-    """Whether code reads attributes that an earlier run left."""
-
     stateful: frozenset[str] = frozenset()
     """Modules that may do something else if they are called again with the same arguments."""
-
-    draws: bool = False
-    """Whether the model draws random numbers in eval mode too."""
 
     asks_autocast: bool = False
     """Whether code reads the autocast mode, and may compute something else under autocast."""
 
     numbers: frozenset[str] = frozenset()
     """Number arguments of the model that may have any value."""
-
-    flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """Module that was called -> flag -> the values that the flag had."""
-
-    other_arguments: dict[str, set[str]] = field(default_factory=dict)
-    """Module that was called -> arguments that had neither tensors nor flags: lists, sizes."""
-
-    flags_from_data: frozenset[str] = frozenset()
-    """Modules whose flags may depend on data: code that reads values calls them."""
 
     lengths: dict[int, str] = field(default_factory=dict)
     """Lengths of the example inputs that a workload changes -> "batch" or "seq"."""
@@ -264,15 +278,6 @@ class Graph:
     passed: list[tuple[int, Passing]] = field(default_factory=list)
     """Integer and complex tensors that cross, each with the number of `crossed` entries before it.
     """
-
-    returned_slots: list[list[str]] = field(default_factory=list)
-    """For each traced call, the slots of the tensors that it returns."""
-
-    cache_classes: list[dict[str, str]] = field(default_factory=list)
-    """For each traced call: argument -> class of the state (the cache) that it takes."""
-
-    cache_arguments: list[list[str]] = field(default_factory=list)
-    """For each traced call, the arguments that are its state."""
 
     alike: dict[str, str] = field(default_factory=dict)
     """Tensor of a folded block -> corresponding tensor in the first block of its kind.
@@ -385,9 +390,7 @@ class Graph:
         return {out: op for op in self.ops for out in op.outputs}
 
 
-def once_a_graph(
-    find: Callable[Concatenate[Graph, P], T],
-) -> Callable[Concatenate[Graph, P], T]:
+def once_a_graph(find: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:
     """Make a function of a graph that no longer changes find its answer once, for all meshes."""
 
     @wraps(find)

@@ -94,12 +94,7 @@ def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
 
 
 def _trace_back(
-    name: str,
-    graph: Graph,
-    axes: Axes,
-    counts: Callable[[Dim], bool],
-    moves: nx.DiGraph,
-    out: Keys,
+    name: str, graph: Graph, axes: Axes, counts: Callable[[Dim], bool], moves: nx.DiGraph, out: Keys
 ) -> None:
     """Follow an attention operand back to where it was computed.
 

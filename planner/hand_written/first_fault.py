@@ -7,13 +7,13 @@ runs. Each rules out placements. At the first fact that leaves some tensor none,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import count
 from typing import NamedTuple
 
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import FREE, CostFunctionNetwork
+from shardwright.planner.solvers.presolve import prune
 from shardwright.planner.solvers.problem import Factor, Row
 from shardwright.planner.strategies.state import State
 
@@ -101,46 +101,25 @@ class _Narrowed:
 
     def __init__(self, network: CostFunctionNetwork) -> None:
         self.left = [set(range(len(d))) for d in network.problem.domains]
-        self._rows: dict[int, tuple[Factor, list[tuple[int, ...]]]] = {}
-        self._numbers = count()
+        self._factors: list[Factor] = []
         self._of: defaultdict[int, list[int]] = defaultdict(list)
 
     def complete(self) -> None:
         """Choose a value of each variable that has several left, where one can be chosen."""
-        for variable, left in enumerate(self.left):
-            for value in sorted(left) if len(left) > 1 else ():
-                before = [*self.left], dict(self._rows)
-                if self.add(Factor("chosen", (variable,), [Row((value,), FREE)])):
+        for variable in range(len(self.left)):
+            left = sorted(self.left[variable])
+            for value in left if len(left) > 1 else ():
+                before = [*self.left], [factor.rows for factor in self._factors]
+                self.left[variable] = {value}
+                if prune(self.left, self._factors, self._of, self._of[variable]):
                     break
-                self.left, self._rows = before
+                self.left, rows = before
+                for factor, kept in zip(self._factors, rows, strict=True):
+                    factor.rows = kept
 
     def add(self, factor: Factor) -> bool:
         """Add a factor, and narrow until nothing changes; False if a variable has no value left."""
-        number = next(self._numbers)
-        self._rows[number] = factor, [row.values for row in factor.rows]
         for variable in factor.scope:
-            self._of[variable].append(number)
-        waiting = [number]
-        while waiting:
-            changed = self._narrow(waiting.pop())
-            if changed is None:
-                return False
-            near = (n for v in changed for n in self._of[v] if n in self._rows)
-            waiting += [n for n in near if n not in waiting]
-        return True
-
-    def _narrow(self, number: int) -> Sequence[int] | None:
-        """Keep what a factor allows: the variables that changed, or None if nothing is left."""
-        factor, rows = self._rows[number]
-        left = [self.left[v] for v in factor.scope]
-        kept = [r for r in rows if all(x in s for x, s in zip(r, left, strict=True))]
-        self._rows[number] = factor, kept
-        if not kept:
-            return None
-        changed = []
-        for i, variable in enumerate(factor.scope):
-            values = {row[i] for row in kept}
-            if len(values) < len(self.left[variable]):
-                self.left[variable] = values
-                changed.append(variable)
-        return changed
+            self._of[variable].append(len(self._factors))
+        self._factors.append(replace(factor))
+        return prune(self.left, self._factors, self._of, [len(self._factors) - 1])

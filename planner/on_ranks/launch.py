@@ -150,14 +150,7 @@ def end_in_words(process: BaseProcess) -> str:
     return f"{name}, out of memory?" if name == "SIGKILL" else name
 
 
-def _main(
-    pipe: Connection,
-    rank: int,
-    ranks: int,
-    folder: str,
-    work: bytes,
-    on_gpus: bool,
-) -> None:
+def _main(pipe: Connection, rank: int, ranks: int, folder: str, work: bytes, on_gpus: bool) -> None:
     """Run a rank. `work` is pickled, so that its imports come after the first line."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on an interrupt the parent ends its ranks

@@ -84,7 +84,8 @@ def compare(
         DistributedError: a rank died.
     """
     plan, dtype = Plan.load(plan), as_dtype(dtype) or torch.float32
-    model = buildable(model, trust_remote_code, Hub(**hub))
+    of_hub = Hub(**hub, trust_remote_code=trust_remote_code)
+    model = buildable(model, of_hub)
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
         model = cut(model, layers)
@@ -92,10 +93,8 @@ def compare(
         asked = SolverOptions(objective=plan.objective.name)
         plan = search(prepare(model, **how), asked).plan
     answers = run_processes(
-        plan.world_size, _on_rank, plan, model, dtype, trust_remote_code,
-        (args, calls_by_name(kwargs)[0]),
-        Hub(**hub),
-    )  # fmt: skip
+        plan.world_size, _on_rank, plan, model, dtype, (args, calls_by_name(kwargs)[0]), of_hub
+    )
     parameters, logits, gradients, worst = answers[0]
     text = None if isinstance(model, nn.Module | str) else model.get_text_config()
     depth = getattr(text, "num_hidden_layers", 0)
@@ -105,7 +104,7 @@ def compare(
     )
 
 
-def buildable(model: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
+def buildable(model: Any, hub: Hub = USUAL) -> Any:
     """Return what `random_model` takes for a model that is named as `shardwright.plan` takes it."""
     if isinstance(model, nn.Module) or python_references.is_code(model):
         return model
@@ -114,7 +113,7 @@ def buildable(model: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
             f"cannot compare a {type(model).__name__}: give a hub id, a directory, a config or a "
             "module"
         )
-    return model if hasattr(model, "to_dict") else read_config(model, trust_remote_code, hub)
+    return model if hasattr(model, "to_dict") else read_config(model, hub)
 
 
 def cut(config: Any, layers: int) -> Any:
@@ -143,12 +142,7 @@ def cut(config: Any, layers: int) -> Any:
 
 
 def _on_rank(
-    plan: Plan,
-    what: Any,
-    dtype: torch.dtype,
-    trust_remote_code: bool,
-    given: python_references.Inputs,
-    hub: Hub,
+    plan: Plan, what: Any, dtype: torch.dtype, given: python_references.Inputs, hub: Hub
 ) -> tuple[int, float, float, str]:
     """Compare on a rank. Only rank 0 runs the unsharded model, and only its answer counts."""
     import torch.distributed as dist
@@ -156,7 +150,7 @@ def _on_rank(
     from shardwright.runtime.api import apply
     from shardwright.runtime.state.gather import full_tensors
 
-    model = random_model(what, dtype, trust_remote_code, hub)
+    model = random_model(what, dtype, hub)
     args, kwargs = in_dtype(given, dtype) if any(given) else ((), random_inputs(model))
     want = run(model, *args, **kwargs) if dist.get_rank() == 0 else None
     apply(model, plan, timeout=1800)
@@ -174,9 +168,7 @@ def in_dtype(given: python_references.Inputs, dtype: torch.dtype) -> python_refe
     )
 
 
-def random_model(
-    what: Any, dtype: torch.dtype, trust_remote_code: bool = False, hub: Hub = USUAL
-) -> nn.Module:
+def random_model(what: Any, dtype: torch.dtype, hub: Hub = USUAL) -> nn.Module:
     """Build a full-size model whose weights are random, none constant, and depend only on names.
 
     `what` is a config, a module, or the name of code that makes one of them.
@@ -186,7 +178,7 @@ def random_model(
     if isinstance(what, nn.Module):
         model = what.to(dtype).eval()
     else:
-        with building(what, trust_remote_code, hub) as cls:
+        with building(what, hub) as cls:
             model = cls._from_config(copy.deepcopy(what), dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

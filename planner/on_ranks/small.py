@@ -25,9 +25,7 @@ MAX_PARAMETERS = 1 << 28
 """Most parameters of a model that is run here."""
 
 
-def small(
-    config: Any, trust_remote_code: bool = False, hub: Hub = USUAL
-) -> tuple[nn.Module, dict[str, Any]]:
+def small(config: Any, hub: Hub = USUAL) -> tuple[nn.Module, dict[str, Any]]:
     """Return a model with random float32 weights, and inputs with which it has run.
 
     It has the same modules as the model of `config`, except for layer numbers, and as many heads,
@@ -37,12 +35,12 @@ def small(
         ModelError: no smaller model runs, and the model itself is too large to be run here.
     """
     cls = type(config).__name__
-    for smaller in smaller_configs(config, trust_remote_code, hub):
+    for smaller in smaller_configs(config, hub):
         try:
-            tried = from_config(smaller, None, trust_remote_code, hub)
+            tried = from_config(smaller, None, hub)
             if sum(p.numel() for p in tried.parameters()) > MAX_PARAMETERS:
                 continue
-            model = random_model(smaller, torch.float32, trust_remote_code, hub)
+            model = random_model(smaller, torch.float32, hub)
             inputs = random_inputs(model)
             run(model, **inputs)
         except Exception:  # the model's code may raise anything for widths that do not fit
@@ -54,17 +52,15 @@ def small(
     )
 
 
-def smaller_configs(
-    config: Any, trust_remote_code: bool = False, hub: Hub = USUAL
-) -> Iterator[Any]:
+def smaller_configs(config: Any, hub: Hub = USUAL) -> Iterator[Any]:
     """Yield configs of smaller models with the same modules, the smallest first.
 
     Their code may not run: widths may not fit together. The last is `config`.
     """
-    want = _patterns(from_config(config, None, trust_remote_code, hub))
+    want = _patterns(from_config(config, None, hub))
     for smaller in _smaller(config):
         try:
-            tried = from_config(smaller, None, trust_remote_code, hub)
+            tried = from_config(smaller, None, hub)
         except ModelError:  # widths do not fit together
             continue
         if _patterns(tried) == want:

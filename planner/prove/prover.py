@@ -71,11 +71,7 @@ class Prover:
     """
 
     def __init__(
-        self,
-        model: Any,
-        args: tuple[Any, ...] = (),
-        explain: bool = True,
-        **how: Any,
+        self, model: Any, args: tuple[Any, ...] = (), explain: bool = True, **how: Any
     ) -> None:
         self.model, self.explain, self.how = model, explain, {"args": args, **how}
         self._traced, self._tasks, self._posed = RecentResults(), RecentResults(), RecentResults()

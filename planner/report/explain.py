@@ -218,12 +218,7 @@ def asked_for(plan: Plan) -> SolverOptions:
 
 
 def _explain(
-    plan: Plan,
-    made: SearchState,
-    states: States,
-    group: str,
-    count: int,
-    usual: Collection[str],
+    plan: Plan, made: SearchState, states: States, group: str, count: int, usual: Collection[str]
 ) -> Explanation:
     task = made.task
     traced = [u.fqn for u in task.graph.uses if not u.is_buffer]

@@ -39,8 +39,7 @@ class Task:
 
     Attributes:
         source: The model, and the runs that a plan must hold for.
-        folding: The graph with one block of each kind, which the solver decides on.
-        unfolded: The graph of all blocks, which is checked and priced.
+        unfolded: The graph of all blocks, which is checked and priced, with the folded one.
         axes: Axes of the folded graph.
         workload: The priced workload.
         mesh: Mesh dims and their ranks.
@@ -54,7 +53,6 @@ class Task:
     """
 
     source: Source
-    folding: Folding
     unfolded: Unfolded
     axes: Axes
     workload: Workload
@@ -82,6 +80,11 @@ class Task:
             self.graph, self.axes, self.tp, cp=self.cp, weights=self.workload.shares
         )
         return replace(found, ep=self.workload.spread)
+
+    @property
+    def folding(self) -> Folding:
+        """The graph with one block of each kind, and its stacks."""
+        return self.unfolded.folding
 
     @property
     def graph(self) -> Graph:

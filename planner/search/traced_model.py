@@ -9,12 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardwright.errors import InfeasibleError, ModelError, UsageError
 from shardwright.planner.blocks.fold import Folding, Unfoldable
 from shardwright.planner.blocks.stacks import find_stacks
-from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
 from shardwright.planner.emit.compared_lengths import keep_beside_unguarded, undecided_lengths
@@ -27,7 +26,7 @@ from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import OpenSequence, open_sequence
-from shardwright.planner.trace.folded_trace import trace_folded
+from shardwright.planner.trace.folded_trace import Traced, trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
@@ -42,40 +41,28 @@ TIMES_THE_LAST_TRACE = 2
 is more than the time that is left, the model is not traced again."""
 
 
-class _Trace(NamedTuple):
-    """A traced source, its folded and its unfolded graph, and `Task.unmasked`."""
-
-    source: Source
-    folding: Folding
-    unfolded: Unfolded
-    unmasked: bool
-
-
-def _at_other_lengths(found: _Trace, pins: tuple[Pin, ...], task: Task) -> _Trace:
+def _at_other_lengths(found: Traced, task: Task) -> Traced:
     """Return a trace with calls of other lengths too, if its code decides by lengths."""
     source = with_other_lengths(found.source, undecided_lengths(task.graph, task.axes))
     if source is None:
         return found
     with suppress(ModelError, Unfoldable):
-        return _of_other_source(found, source, pins, whole=not found.folding.stacks)
+        return _of_other_source(found, source, whole=not found.folding.stacks)
     return found
 
 
-def _of_other_source(
-    found: _Trace, source: Source, pins: tuple[Pin, ...], ends: bool = False, whole: bool = True
-) -> _Trace:
+def _of_other_source(found: Traced, source: Source, whole: bool = True) -> Traced:
     """Return the trace of a source that differs little; blocks are folded only if they were.
 
-    The other arguments, and what is raised, are those of `trace_folded`.
+    `whole`, and what is raised, are those of `trace_folded`.
     """
     folded = {stack.path for stack in found.folding.stacks}
     left = {stack.path for stack in find_stacks(source.module)} - folded
     known = Known(folds=bool(folded), unfoldable=[((), frozenset(left))])
-    folding, unfolded = trace_folded(source, pins, ends, whole, known)
-    return found._replace(source=source, folding=folding, unfolded=unfolded)
+    return trace_folded(source, whole, known)._replace(unmasked=found.unmasked)
 
 
-def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
+def spread_experts(found: Traced, before: Traced | None = None) -> Traced:
     """Return a trace with marks for the mixtures whose experts are spread over the ranks of `ep`.
 
     Args:
@@ -85,10 +72,10 @@ def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
     Raises:
         InfeasibleError: the model has none whose tokens may travel.
     """
-    source, folding, unfolded = found.source, found.folding, found.unfolded
-    earlier = folding if before is None else before.folding
+    source, unfolded = found.source, found.unfolded
+    earlier = (before or found).folding
     known, alike = earlier.graph.mixtures, earlier.traced_name
-    mixtures = find_mixtures(folding.graph, source.module, lambda name: known.get(alike(name)))
+    mixtures = find_mixtures(found.graph, source.module, lambda name: known.get(alike(name)))
     if not mixtures.found:
         looks = (f": '{m}' looks like one, but {w}" for m, w in mixtures.refused.items())
         some = next(looks, " (of modules called with hidden states, expert numbers and weights)")
@@ -96,7 +83,7 @@ def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
             f"{EP} spreads the experts of mixtures, but {source.architecture} has no mixture "
             f"whose tokens may be sent to other ranks{some}: name the mesh dim dp instead"
         )
-    graph = marked(folding.graph, mixtures)
+    graph = marked(found.graph, mixtures)
     kinds = {kind: dict(getattr(graph.marks, kind)) for kind in ("spread_experts", "travelling")}
     copies = {
         kind: {(copy, known[n]) for copy, n in unfolded.origin.items() if n in known}
@@ -105,8 +92,8 @@ def spread_experts(found: _Trace, before: _Trace | None = None) -> _Trace:
     fixed = {(copy, 0) for copy, n in unfolded.origin.items() if (n, 0) in graph.marks.fixed}
     copies["fixed"] = unfolded.graph.marks.fixed | fixed
     every = replace(unfolded.graph, marks=replace(unfolded.graph.marks, **copies))
-    folding = replace(folding, graph=graph)
-    return found._replace(folding=folding, unfolded=replace(unfolded, graph=every, folding=folding))
+    folding = replace(found.folding, graph=graph)
+    return found._replace(unfolded=replace(unfolded, graph=every, folding=folding))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +120,8 @@ class TracedModel:
     sequence_parallel: bool | None = None
     recompute: bool | Mapping[str, int] | None = None
     until: float = math.inf
-    _traces: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
-    _spread: dict[tuple[bool, bool], _Trace] = field(default_factory=dict, init=False)
+    _traces: dict[tuple[bool, bool], Traced] = field(default_factory=dict, init=False)
+    _spread: dict[tuple[bool, bool], Traced] = field(default_factory=dict, init=False)
     _axes: dict[object, tuple[Folding, Axes, OpenSequence | None]] = field(
         default_factory=dict, init=False
     )
@@ -163,9 +150,9 @@ class TracedModel:
             "replicas": replicas(mesh),
             "dp": dp,
             "gpus_per_host": gpus_per_host,
+            "spread": mesh.get(EP, 1),
+            "sequence_parallel": bool(self.sequence_parallel),
         }
-        here["spread"] = mesh.get(EP, 1)
-        here["sequence_parallel"] = bool(self.sequence_parallel)
         if shares is not None:
             here["shares"] = [*shares]
         workload = self.workload.model_copy(update=here)
@@ -189,10 +176,7 @@ class TracedModel:
         return True
 
     def _task(
-        self,
-        workload: Workload,
-        mesh: Mapping[str, int],
-        along: Callable[[], Task] | None = None,
+        self, workload: Workload, mesh: Mapping[str, int], along: Callable[[], Task] | None = None
     ) -> Task:
         """Return a task, of a model that is traced for the first task like it.
 
@@ -212,7 +196,7 @@ class TracedModel:
             if now + TIMES_THE_LAST_TRACE * (now - began) > self.until:
                 break
             began = now
-            longer = _at_other_lengths(found, self.pins, task)
+            longer = _at_other_lengths(found, task)
             if longer is found:
                 break
             found, task = longer, self._of_trace(longer, workload, mesh, along)
@@ -222,21 +206,20 @@ class TracedModel:
         self._spread[at] = self._spread.get(at) or spread_experts(found)
         return self._of_trace(self._spread[at], workload, mesh, along)
 
-    def _trace(self, along_sequence: bool, by_rows: bool, folds: bool = True) -> _Trace:
+    def _trace(self, along_sequence: bool, by_rows: bool, folds: bool = True) -> Traced:
         """Trace the model. To shard sequences it makes fewer runs (`Source.along_sequence`)."""
         stage("trace")
         firsts = self.recompute if isinstance(self.recompute, Mapping) else {}
         trains = "train" in self.workload.phases
-        source = replace(self.source, trains=trains, recomputed=firsts)
-        splits = along_sequence or by_rows
-        if splits:
+        source = replace(self.source, trains=trains, recomputed=firsts, pins=self.pins)
+        if along_sequence or by_rows:
             source = source.along_sequence(by_rows)
-        traced, folding, unfolded = trace_model(source, self.pins, splits, folds)
-        return _Trace(traced, folding, unfolded, bool(source.masks() - traced.masks()))
+        found = trace_model(source, folds)
+        return found._replace(unmasked=bool(source.masks() - found.source.masks()))
 
     def _of_trace(
         self,
-        found: _Trace,
+        found: Traced,
         workload: Workload,
         mesh: Mapping[str, int],
         along: Callable[[], Task] | None,
@@ -246,7 +229,7 @@ class TracedModel:
         axes, sequence = self._refined(found.folding, workload, mesh)
         stage("trace")
         given = workload, mesh, self.pins, sequence, found.unmasked, along
-        task = Task(found.source, found.folding, found.unfolded, axes, *given)
+        task = Task(found.source, found.unfolded, axes, *given)
         return self._with_recomputation(task, found, along)
 
     def _refined(
@@ -266,7 +249,7 @@ class TracedModel:
         return self._axes[at][1:]
 
     def _with_recomputation(
-        self, task: Task, found: _Trace, along: Callable[[], Task] | None
+        self, task: Task, found: Traced, along: Callable[[], Task] | None
     ) -> Task:
         """Return a task for training with the blocks that are computed again, or with the choice.
 
@@ -283,7 +266,7 @@ class TracedModel:
         def computing(firsts: Mapping[str, int]) -> Task:
             again = workload.model_copy(update={"recomputed": dict(firsts)})
             source = replace(found.source, recomputed=firsts)
-            of = _of_other_source(found, source, self.pins, task.sequence is not None)
+            of = _of_other_source(found, source)
             of = of if workload.spread == 1 else spread_experts(of, found)
             return self._of_trace(of, again, task.mesh, along)
 

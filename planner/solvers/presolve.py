@@ -15,15 +15,7 @@ from operator import add, contains, itemgetter
 from typing import Any
 
 from shardwright.planner.contract.names import grouped
-from shardwright.planner.solvers.problem import (
-    CostVector,
-    Factor,
-    Part,
-    Problem,
-    Row,
-    pick,
-    row_of,
-)
+from shardwright.planner.solvers.problem import CostVector, Factor, Part, Problem, Row, pick, row_of
 
 VALUES = itemgetter(0)
 """The values of a `Row`."""
@@ -57,19 +49,15 @@ class Presolved:
 
 def presolve(problem: Problem) -> Presolved | None:
     """Return the reduced problem; None if a variable has no value left, so it is infeasible."""
-    domains = [set(d) for d in problem.domains]
-    factors = _join(_one_a_scope(problem.factors))
-    parent = list(range(len(domains)))
-    maps = [{v: v for v in d} for d in domains]  # value of the parent -> own value
+    reduction = _Reduction(problem)
     while True:
-        if not _prune(domains, factors):
+        if not reduction.prune():
             return None
-        merged, count = _merge_once(domains, factors, parent, maps), len(factors)
-        factors = _join(factors)
+        merged, count = reduction.merge(), len(reduction.factors)
+        reduction.join()
         # A join removes rows too: values may have lost their support.
-        if not merged and len(factors) == count:
-            break
-    return _rebuild(problem, domains, factors, parent, maps)
+        if not merged and len(reduction.factors) == count:
+            return reduction.rebuilt()
 
 
 def narrowed(small: Presolved, factors: Iterable[Factor]) -> Presolved | None:
@@ -103,12 +91,22 @@ def _one_a_scope(factors: Iterable[Factor]) -> list[Factor]:
     return [*out.values()]
 
 
-def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
-    """Remove rows and values without support until nothing changes; False if infeasible."""
-    touching = grouped((v, i) for i, factor in enumerate(factors) for v in factor.scope)
-    if not all(domains) or not all(f.rows for f in factors):
-        return False
-    queue, waiting = deque(range(len(factors))), set(range(len(factors)))
+def prune(
+    domains: list[set[int]],
+    factors: Sequence[Factor],
+    touching: Mapping[int, Sequence[int]],
+    changed: Iterable[int],
+) -> bool:
+    """Remove rows and values without support until nothing changes; False if infeasible.
+
+    Args:
+        domains: The values left of each variable. A domain that shrinks is replaced.
+        factors: The factors. The rows of a factor that loses some are replaced.
+        touching: Variable -> the numbers of the factors over it.
+        changed: The numbers of the factors to begin with.
+    """
+    queue = deque(changed)
+    waiting = set(queue)
     while queue:
         i = queue.popleft()
         waiting.discard(i)
@@ -117,9 +115,9 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
         supported = [*map(set, _columns(factor))]
         if not all(map(set.issubset, supported, inside)):
             factor.rows = [r for r in factor.rows if all(map(contains, inside, r.values))]
-            if not factor.rows:
-                return False
             supported = [*map(set, _columns(factor))]
+        if not factor.rows:
+            return False
         for v, found in zip(factor.scope, supported, strict=True):
             if len(found) < len(domains[v]):
                 domains[v] = found
@@ -172,87 +170,104 @@ def _joined(host: Factor, factor: Factor) -> list[Row]:
     ]
 
 
-def _merge_once(
-    domains: list[set[int]],
-    factors: list[Factor],
-    parent: list[int],
-    maps: list[dict[int, int]],
-) -> bool:
-    """Replace variables that follow one to one from another; return whether there were any."""
-    replaced: dict[int, tuple[int, dict[int, int]]] = {}
-    kept: set[int] = set()
-    for factor in factors:
-        if len(factor.scope) < 2:
-            continue
-        columns = _columns(factor)
-        for (u, first), (v, second) in combinations(zip(factor.scope, columns, strict=True), 2):
-            if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
-                continue
-            keep, drop = (u, v) if v not in kept else (v, u)
-            if drop in kept:
-                continue
-            pairs = {*zip(first, second, strict=True)}
-            if len(pairs) <= len(domains[u]) and len(pairs) == len({*first}) == len({*second}):
-                replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
-                kept.add(keep)
-    for v in range(len(parent)):
-        if parent[v] in replaced:
-            keep, forward = replaced[parent[v]]
-            maps[v] = {new: maps[v][old] for new, old in forward.items() if old in maps[v]}
-            parent[v] = keep
-    inverse = {drop: {old: new for new, old in f.items()} for drop, (_, f) in replaced.items()}
-    for factor in factors:
-        if not any(v in replaced for v in factor.scope):
-            continue
-        scope = tuple(replaced[v][0] if v in replaced else v for v in factor.scope)
-        unique = tuple(dict.fromkeys(scope))
-        take, again = pick([scope.index(v) for v in unique]), len(unique) < len(scope)
-        columns = [
-            map(inverse[v].get, column) if v in inverse else column
-            for v, column in zip(factor.scope, _columns(factor), strict=True)
-        ]
-        rows = []
-        for values, row in zip(zip(*columns, strict=True), factor.rows, strict=True):
-            if None in values:
-                continue
-            if again and any(
-                x != values[scope.index(v)] for v, x in zip(scope, values, strict=True)
-            ):
-                continue
-            rows.append(row_of((take(values), row[1])))
-        factor.scope, factor.rows = unique, rows
-    return bool(replaced)
+class _Reduction:
+    """A problem while it is reduced. Variables keep their numbers until `rebuilt`.
 
+    Attributes:
+        domains: The values left of each variable.
+        factors: Factors over variables that stand for themselves.
+        parent: The variable that stands for each variable.
+        maps: For each variable: value of its parent -> its own value.
+    """
 
-def _rebuild(
-    problem: Problem,
-    domains: list[set[int]],
-    factors: list[Factor],
-    parent: list[int],
-    maps: list[dict[int, int]],
-) -> Presolved:
-    """Return the problem in the remaining variables and values, renumbered without gaps."""
-    small = Problem(problem.components)
-    number = {}
-    renumber = {}
-    every = zip(parent, maps, problem.parts, strict=True)
-    of = grouped((p, (part, own)) for p, own, parts in every for part in parts)
-    for v in sorted(set(parent)):
-        values = sorted(domains[v])
-        number[v] = small.variable(problem.names[v], len(values), _parts(of.get(v, ()), values))
-        renumber[v] = {x: i for i, x in enumerate(values)}
-    for factor in factors:
-        new = [renumber[v] for v in factor.scope]
-        rows = [
-            row_of((tuple([to[x] for to, x in zip(new, values, strict=True)]), costs))
-            for values, costs in factor.rows
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.domains = [set(d) for d in problem.domains]
+        self.factors = _join(_one_a_scope(problem.factors))
+        self.parent = list(range(len(self.domains)))
+        self.maps = [{v: v for v in d} for d in self.domains]
+
+    def prune(self) -> bool:
+        """Remove rows and values without support; False if a variable has none left."""
+        factors = self.factors
+        touching = grouped((v, i) for i, factor in enumerate(factors) for v in factor.scope)
+        return all(self.domains) and prune(self.domains, factors, touching, range(len(factors)))
+
+    def join(self) -> None:
+        """Join every factor into one whose variables include its own."""
+        self.factors = _join(self.factors)
+
+    def merge(self) -> bool:
+        """Replace variables that follow one to one from another; return whether there were any."""
+        replaced = self._replaceable()
+        for v, before in enumerate(self.parent):
+            if before in replaced:
+                keep, forward = replaced[before]
+                own = self.maps[v]
+                self.maps[v] = {new: own[old] for new, old in forward.items() if old in own}
+                self.parent[v] = keep
+        inverse = {drop: {old: new for new, old in f.items()} for drop, (_, f) in replaced.items()}
+        for factor in self.factors:
+            if not any(v in replaced for v in factor.scope):
+                continue
+            scope = tuple(replaced[v][0] if v in replaced else v for v in factor.scope)
+            unique = tuple(dict.fromkeys(scope))
+            take, first = pick([scope.index(v) for v in unique]), pick([*map(scope.index, scope)])
+            columns = [
+                map(inverse[v].get, column) if v in inverse else column
+                for v, column in zip(factor.scope, _columns(factor), strict=True)
+            ]
+            rows = []
+            for values, row in zip(zip(*columns, strict=True), factor.rows, strict=True):
+                if None in values or (len(unique) < len(scope) and first(values) != values):
+                    continue
+                rows.append(row_of((take(values), row[1])))
+            factor.scope, factor.rows = unique, rows
+        return bool(replaced)
+
+    def _replaceable(self) -> dict[int, tuple[int, dict[int, int]]]:
+        """Return variable -> another that determines it, and that one's value -> its value."""
+        replaced: dict[int, tuple[int, dict[int, int]]] = {}
+        kept: set[int] = set()
+        for factor in self.factors:
+            if len(factor.scope) < 2:
+                continue
+            columns = zip(factor.scope, _columns(factor), strict=True)
+            for (u, first), (v, second) in combinations(columns, 2):
+                size = len(self.domains[u])
+                if u in replaced or v in replaced or size != len(self.domains[v]):
+                    continue
+                keep, drop = (u, v) if v not in kept else (v, u)
+                if drop in kept:
+                    continue
+                pairs = {*zip(first, second, strict=True)}
+                if len(pairs) <= size and len(pairs) == len({*first}) == len({*second}):
+                    replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
+                    kept.add(keep)
+        return replaced
+
+    def rebuilt(self) -> Presolved:
+        """Return the problem in the remaining variables and values, renumbered without gaps."""
+        problem, small = self.problem, Problem(self.problem.components)
+        number, renumber = {}, {}
+        every = zip(self.parent, self.maps, problem.parts, strict=True)
+        of = grouped((p, (part, own)) for p, own, parts in every for part in parts)
+        for v in sorted(set(self.parent)):
+            values = sorted(self.domains[v])
+            number[v] = small.variable(problem.names[v], len(values), _parts(of.get(v, ()), values))
+            renumber[v] = {x: i for i, x in enumerate(values)}
+        for factor in self.factors:
+            new = [renumber[v] for v in factor.scope]
+            rows = [
+                row_of((tuple([to[x] for to, x in zip(new, values, strict=True)]), costs))
+                for values, costs in factor.rows
+            ]
+            small.factors.append(Factor(factor.name, tuple(number[v] for v in factor.scope), rows))
+        source = [
+            (number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
+            for p, m in zip(self.parent, self.maps, strict=True)
         ]
-        small.factors.append(Factor(factor.name, tuple(number[v] for v in factor.scope), rows))
-    source = [
-        (number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
-        for p, m in zip(parent, maps, strict=True)
-    ]
-    return Presolved(small, source)
+        return Presolved(small, source)
 
 
 def _parts(

@@ -120,12 +120,7 @@ def _shards(rule: Rule | None, split: OpShards, count: int) -> list[Shards]:
 
 
 def _kinds(
-    states: States,
-    op: Op,
-    rule: Rule | None,
-    split: OpShards,
-    shards: Sequence[Shards],
-    bit: int,
+    states: States, op: Op, rule: Rule | None, split: OpShards, shards: Sequence[Shards], bit: int
 ) -> list[Kinds]:
     """Return all possible kinds of the tensors on one sub-axis, given the split axes."""
     names = (*op.inputs, *op.outputs)

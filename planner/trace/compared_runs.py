@@ -25,11 +25,7 @@ from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.training_runs import (
-    changes_more,
-    in_training,
-    no_python_random,
-)
+from shardwright.planner.trace.runs.training_runs import changes_more, in_training, no_python_random
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
 from shardwright.rules.normalization import UPDATED

@@ -8,25 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, Unused, fold
-from shardwright.planner.blocks.stacks import (
-    Stack,
-    find_stacks,
-    holders,
-    shared_beyond,
-    shortened,
-)
+from shardwright.planner.blocks.stacks import Stack, find_stacks, holders, shared_beyond, shortened
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.problem.pins import Pin, matches
-from shardwright.planner.trace.compared_runs import (
-    free_numbers,
-    note_training,
-    same_under_autocast,
-)
+from shardwright.planner.problem.pins import matches
+from shardwright.planner.trace.compared_runs import free_numbers, note_training, same_under_autocast
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source
@@ -38,25 +29,34 @@ from shardwright.planner.trace.runs.training_runs import in_training, no_python_
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
 
-Traced = tuple[Source, Folding, Unfolded]
-
 MAX_OPS_TO_TRACE_IN_TRAINING = 1000
 """Ops of a call that is traced in training mode, too, if the plan is not for training."""
 
 
-def trace_all(
-    source: Source,
-    pins: Sequence[Pin] = (),
-    ends: bool = False,
-    folds: bool = True,
-    valued: bool = False,
-) -> Traced:
+class Traced(NamedTuple):
+    """A source with the runs that were traced, the unfolded graph, and `Task.unmasked`."""
+
+    source: Source
+    unfolded: Unfolded
+    unmasked: bool = False
+
+    @property
+    def folding(self) -> Folding:
+        """The folded graph and its stacks."""
+        return self.unfolded.folding
+
+    @property
+    def graph(self) -> Graph:
+        """The folded graph."""
+        return self.folding.graph
+
+
+def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Traced:
     """Trace a source with as many of its runs as possible.
 
-    Returns the source with the runs that were traced, and the result of `trace_folded`. If code
-    does something else in training mode, runs in training mode are traced too, unless that makes
-    more modules opaque. `folds` says whether blocks may be folded, and `valued` whether there is
-    another source, with values, for code that depends on data.
+    If code does something else in training mode, runs in training mode are traced too, unless that
+    makes more modules opaque. `folds` says whether blocks may be folded, and `valued` whether there
+    is another source, with values, for code that depends on data.
 
     Raises:
         ModelError: the first run cannot be traced.
@@ -66,34 +66,34 @@ def trace_all(
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(of, more=of.more[:more], further=tuple(further))
         with known.refusing(of.runs):
-            return of, *trace_folded(of, pins, ends, whole, known)
+            return trace_folded(of, whole, known)
 
     def keeps(of: Source, training: bool = False) -> bool:
         """Return whether code reads attributes that another call left."""
         of = replace(of, keeps=True)
         further = _and_in_training(replace(of, more=(), further=())) if training else ()
-        return tried(of, 0, further, True)[1].graph.reads_left_attributes
+        return tried(of, 0, further, True).graph.reads_left_attributes
 
     best = _in_eval_mode(source, partial(tried, source))
-    if best[1].graph.leaves_attributes and keeps(source):
+    if best.graph.leaves_attributes and keeps(source):
         source = replace(source, keeps=True)
-        found, folding, _ = best
+        before = best.source
         try:  # with the runs that could be traced before
-            best = tried(source, len(found.more), found.further, not folding.stacks)
+            best = tried(source, len(before.more), before.further, not best.folding.stacks)
         except (ModelError, Unfoldable):
             best = _in_eval_mode(source, partial(tried, source))
-    graph, folded = best[1].graph, bool(best[1].stacks)
+    graph, folded = best.graph, bool(best.folding.stacks)
     large = len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * len(graph.branch_paths)
     if graph.holds_in_training or (large and not source.trains):
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
         with suppress(ModelError, Unfoldable):
             with alone(), no_python_random():
-                found = tried(*_with_training(source, best[0]), whole)
-                if found[1].graph.leaves_attributes and not source.keeps and keeps(source, True):
-                    kept = (replace(of, keeps=True) for of in (source, best[0]))
+                found = tried(*_with_training(source, best.source), whole)
+                if found.graph.leaves_attributes and not source.keeps and keeps(source, True):
+                    kept = (replace(of, keeps=True) for of in (source, best.source))
                     found = tried(*_with_training(*kept), whole)
-            if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
+            if {*map(pattern, found.graph.untraced)} <= {*map(pattern, graph.untraced)}:
                 return found
     return best
 
@@ -132,22 +132,22 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
         with suppress(ModelError):
             best = tried(count, (), True)
             break
-    more = len(best[0].more)
+    more = len(best.source.more)
     again = whole and more == len(source.more)
-    if source.further and not best[1].stacks and not again:
+    if source.further and not best.folding.stacks and not again:
         with suppress(ModelError):
             return tried(more, source.further, True)
     for n, wish in enumerate(source.wishes):
-        folded = bool(best[1].stacks)
+        folded = bool(best.folding.stacks)
         if n == 1:
             with suppress(ModelError, Unfoldable):
-                rest, before = source.wishes[1:], best[0].further
+                rest, before = source.wishes[1:], best.source.further
                 return _at_once(rest, before, not folded, partial(tried, more))
         # Masks are too common to leave out: for these all blocks may be traced.
         ways = (False, True) if folded and n == 0 else (not folded,)
         for way, run in product(ways, wish):
             with suppress(ModelError, Unfoldable):
-                best = tried(more, (*best[0].further, run), way)
+                best = tried(more, (*best.source.further, run), way)
                 break
     return best
 
@@ -190,19 +190,11 @@ def _without_cache(wishes: Sequence[Wish]) -> list[Wish]:
     return [*kept[: n + 1], *wishes[n + 1 :]]
 
 
-def trace_folded(
-    source: Source,
-    pins: Sequence[Pin] = (),
-    ends: bool = False,
-    whole: bool = True,
-    known: Known | None = None,
-) -> tuple[Folding, Unfolded]:
+def trace_folded(source: Source, whole: bool = True, known: Known | None = None) -> Traced:
     """Return the folded graph of a model, and the unfolded one.
 
     Args:
         source: The model.
-        pins: Pins; blocks with different pins are not folded into one.
-        ends: Whether the first and the last block of a stack are kinds of their own.
         whole: Whether to trace all blocks if they cannot be folded.
         known: What is known from other sets of runs; what this one shows is added.
 
@@ -214,16 +206,16 @@ def trace_folded(
     module, owners = source.module, holders(source.module)
 
     def label(name: str) -> tuple[object, ...]:
-        pinned = tuple(p for p in pins if matches(p.name, name))
+        pinned = tuple(p for p in source.pins if matches(p.name, name))
         again = first_block(name, source.recomputed)
         return *pinned, source.quantized.get(name), bool(again)
 
-    labels = label if pins or source.quantized or source.recomputed else None
+    labels = label if source.pins or source.quantized or source.recomputed else None
 
     refused: ModelError | None = None
     foldable, left_out, plain = known.folds, known.left_out(source.runs), len(source.runs) == 1
     as_plain = left_out == known.left_out(source.runs[:1])
-    apart: dict[str, int] = defaultdict(lambda: int(ends))
+    apart: dict[str, int] = defaultdict(lambda: int(source.along))
     in_more_runs = set[str]()
     while foldable:
         found = find_stacks(module, apart.__getitem__, labels, owners)
@@ -231,7 +223,7 @@ def trace_folded(
         if not stacks:
             break
         try:
-            return _folded(source, stacks, owners, known)
+            return Traced(source, unfold(_folded(source, stacks, owners, known)))
         except Unfoldable as error:
             as_plain = False
             in_more_runs |= set() if error.in_priced_runs else error.stacks
@@ -265,8 +257,7 @@ def trace_folded(
         left_out = known.left_out(_priced(source))
         error.in_priced_runs = all(stack.path in left_out for stack in stacks)
         raise error from refused
-    folding = Folding(traced(source, known))
-    return folding, unfold(folding)
+    return Traced(source, unfold(Folding(traced(source, known))))
 
 
 def _priced(source: Source) -> list[Run]:
@@ -275,7 +266,7 @@ def _priced(source: Source) -> list[Run]:
 
 def _folded(
     source: Source, stacks: Sequence[Stack], owners: Mapping[int, list[str]], known: Known
-) -> tuple[Folding, Unfolded]:
+) -> Folding:
     """Trace a model shortened to one block of each kind of `stacks`, and fold its graph.
 
     Raises:
@@ -293,8 +284,7 @@ def _folded(
             error.in_priced_runs = _unfoldable(graph.priced_runs(), stacks, shared) is not None
             raise error
         _compare(graph, asked, source, skips, known)
-    folding = fold(graph, stacks, shared)
-    return folding, unfold(folding)
+    return fold(graph, stacks, shared)
 
 
 def _unfoldable(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str]) -> Unfoldable | None:

@@ -1,4 +1,4 @@
-"""Replaces attributes for a time, and functions of torch for this thread alone."""
+"""Replaces functions of torch for a time, for this thread alone."""
 
 from __future__ import annotations
 
@@ -7,32 +7,15 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
+from shardwright.runtime.scopes import replaced
 
-@contextmanager
-def replaced(where: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of a module, class or object within the context, and restore them after it."""
-    before = {name: own for name, own in vars(where).items() if name in values}
-    try:
-        for name, value in values.items():
-            setattr(where, name, value)
-        yield
-    finally:
-        for name in values:
-            if name in before:
-                setattr(where, name, before[name])
-            else:
-                delattr(where, name)
+Patch = tuple[Any, str, Callable[..., Any]]
+"""A module or class, the name of a function in it, and what a thread calls instead."""
 
 
 @contextmanager
-def patched_in_this_thread(
-    patches: Sequence[tuple[Any, str, Callable[..., Any]]],
-) -> Iterator[None]:
-    """Replace functions within the context, and restore them afterwards.
-
-    Args:
-        patches: Module or class, name of a function in it, what this thread calls instead.
-    """
+def patched_in_this_thread(patches: Sequence[Patch]) -> Iterator[None]:
+    """Replace functions for this thread within the context, and restore them afterwards."""
     thread = get_ident()
 
     def here(own: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:

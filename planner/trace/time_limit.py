@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from shardwright.errors import SolverError
+from shardwright.runtime.scopes import holding
 
 _until: ContextVar[float] = ContextVar("until", default=math.inf)
 
@@ -28,15 +29,13 @@ def traced_until(end: float) -> Iterator[None]:
     Raises:
         SolverError: a trace took longer.
     """
-    token = _until.set(end)
     try:
-        yield
+        with holding(_until, end):
+            yield
     except _TimeIsUp:
         raise SolverError(
             "no plan within the time limit: the model was still being traced; raise --time-limit"
         ) from None
-    finally:
-        _until.reset(token)
 
 
 def check_time() -> None:

@@ -23,11 +23,9 @@ the unsharded model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.errors import ModelError
-from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.folded_trace import Traced, trace_all, trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.record.identity import checked
@@ -36,9 +34,7 @@ from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.state.code_state import look_anew
 
 
-def trace_model(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
-) -> Traced:
+def trace_model(source: Source, folds: bool = True) -> Traced:
     """Trace the result of `read_source`: steps 2 to 6.
 
     A model that cannot be traced without data is traced again with the values of the integers and
@@ -50,18 +46,18 @@ def trace_model(
     """
     look_anew()
     with checked(source.module):
-        return _traced(source, pins, ends, folds)
+        return _traced(source, folds)
 
 
-def _traced(source: Source, pins: Sequence[Pin], ends: bool, folds: bool) -> Traced:
+def _traced(source: Source, folds: bool) -> Traced:
     try:
-        found = trace_all(source, pins, ends, folds, bool(source.valued))
+        found = trace_all(source, folds, bool(source.valued))
     except ModelError as refused:
-        found = _with_values(source, pins, ends, folds, refused)
-    for run in found[0].missing:
-        alone = replace(found[0], more=(), further=(run,))
+        found = _with_values(source, folds, refused)
+    for run in found.source.missing:
+        alone = replace(found.source, more=(), further=(run,))
         try:
-            trace_folded(alone, pins, ends, known=Known(folds))
+            trace_folded(alone, known=Known(folds))
         except ModelError as error:
             raise ModelError(f"{_in_words(run)}: {error}") from error
         raise ModelError(
@@ -75,9 +71,7 @@ def _in_words(run: Run) -> str:
     return "continuous batching" if run.batched else f"the call with {', '.join(run.kwargs)}"
 
 
-def _with_values(
-    source: Source, pins: Sequence[Pin], ends: bool, folds: bool, refused: ModelError
-) -> Traced:
+def _with_values(source: Source, folds: bool, refused: ModelError) -> Traced:
     """Trace a source with values of its inputs: with those with which most is traced.
 
     Raises:
@@ -86,13 +80,13 @@ def _with_values(
     best: Traced | None = None
     for valued in source.with_values():
         try:
-            found = trace_all(valued, pins, ends, folds)
+            found = trace_all(valued, folds)
         except ModelError as error:
             refused = error
             continue
-        if best is None or len(found[1].graph.untraced) < len(best[1].graph.untraced):
+        if best is None or len(found.graph.untraced) < len(best.graph.untraced):
             best = found
-        if not best[1].graph.untraced:
+        if not best.graph.untraced:
             break
     if best is None:
         raise refused

@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from shardwright.errors import UsageError
-from shardwright.planner.trace.thread_patches import replaced
+from shardwright.runtime.scopes import holding, replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,14 +35,10 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 @contextmanager
 def alone() -> Iterator[None]:
     """Context manager that holds the lock for running model code. It is reentrant."""
-    with nullcontext() if _inside.get() else MODEL_CODE:
-        inside = _inside.set(True)
-        try:
-            # Failures of model code are reported as reasons instead.
-            with replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True):
-                yield
-        finally:
-            _inside.reset(inside)
+    # Failures of model code are reported as reasons instead.
+    silent = replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
+    with nullcontext() if _inside.get() else MODEL_CODE, holding(_inside, True), silent:
+        yield
 
 
 def not_in_model_code(planning: Callable[P, R]) -> Callable[P, R]:

@@ -76,11 +76,8 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
-    graph.flags = found.flags
-    graph.leaves_attributes, graph.reads_left_attributes = found.left, found.kept
-    graph.other_arguments, graph.lengths = found.unsaid, graph_facts.lengths(runs[0])
-    graph.flags_from_data = frozenset(found.flags_from_data)
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
+    graph.lengths = graph_facts.lengths(runs[0])
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = graph_facts.carried(graph, module)
     graph_facts.prune_boundaries(graph)
@@ -104,12 +101,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
     A module that depends on data is added to `opaque`, and the runs are made again without tracing
     it. If code fails under export, the runs are made again without telling it that it is exported.
     """
-    with (
-        alone(),
-        warnings.catch_warnings(),
-        traceable(module),
-        parametrized.refused(module),
-    ):
+    with alone(), warnings.catch_warnings(), traceable(module), parametrized.refused(module):
         warnings.simplefilter("ignore")
         tries, numbers = _Tries(module, runs, opaque), KeptNumbers()
         while True:
@@ -127,9 +119,10 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 if not numbers.made([call.op for call in found.calls]):
                     entered = boundaries.CallStack([""])
                     raise Keeps(min(numbers.places))
-                found.kept |= tries.keeps is not None
+                found.reads_left_attributes |= tries.keeps is not None
                 found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
-                found.unsaid = {name: one.unsaid for name, one in noted.items() if one.unsaid}
+                others = {name: one.unsaid for name, one in noted.items() if one.unsaid}
+                found.other_arguments = others
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance
                 entered = boundaries.CallStack(around)

@@ -21,13 +21,7 @@ from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.cuts import covers
 from shardwright.planner.strategies.op_strategies import OpShards
 from shardwright.planner.strategies.sequence import OpenSequence
-from shardwright.planner.strategies.state import (
-    REPLICATED,
-    Shards,
-    State,
-    kind_on,
-    mask_of,
-)
+from shardwright.planner.strategies.state import REPLICATED, Shards, State, kind_on, mask_of
 from shardwright.planner.strategies.states import States
 from shardwright.rules.notation import Dims, Rule, letters
 

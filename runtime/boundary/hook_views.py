@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.errors import UsageError
-from shardwright.runtime.boundary.planned_call import AlwaysPlanned, PlannedCall
+from shardwright.runtime.boundary.planned_call import PlannedCall
 from shardwright.runtime.slots import tensors
 
 
@@ -30,7 +30,7 @@ class HookView(NamedTuple):
 
 def note_hook_views(call: PlannedCall, path: str, shown: Any, model: Any) -> None:
     """Note the tensors that a hook saw in place of those that the model continues with."""
-    if isinstance(call, AlwaysPlanned) or not call.active:
+    if call.always or not call.active:
         return
     views = [view for view in call.hook_views if not view.shown.expired()]
     for full, part in _pairs(shown, model):

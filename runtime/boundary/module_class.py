@@ -25,6 +25,7 @@ from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.attributes import PREFIX
 from shardwright.runtime.redistribution import overlap
+from shardwright.runtime.scopes import replaced
 from shardwright.runtime.subclasses import class_like, like, sharing_attributes
 from shardwright.runtime.tensors.buffers import stored_as
 from shardwright.runtime.tensors.by_name import NOW
@@ -104,11 +105,8 @@ class BoundaryModule(HookedModule):
         changes = _changes(self)
         if changes is None or changes.switching:
             return super().train(mode)  # type: ignore[misc]
-        changes.switching = True
-        try:
+        with replaced(changes, switching=True):
             return super().train(mode)  # type: ignore[misc]
-        finally:
-            changes.switching = False
 
     # --- state dicts, devices and copies
 
@@ -124,11 +122,8 @@ class BoundaryModule(HookedModule):
         super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        outer, NOW.attribute = NOW.attribute, None  # `fn` converts SplitTensors in forwards too
-        try:
+        with replaced(NOW, attribute=None):  # `fn` converts SplitTensors in forwards too
             out = super()._apply(fn, recurse)  # type: ignore[misc]
-        finally:
-            NOW.attribute = outer
         model, parameters = self._shardwright.model, self.__dict__["_parameters"].values()
         if model is not None and model.copies is not None:
             model.copies.watch(p for p in parameters if model.has(p))

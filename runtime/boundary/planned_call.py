@@ -20,40 +20,32 @@ class PlannedCall(threading.local):
     each step.
     """
 
-    active = False
-    """Whether a planned call runs: modules exchange tensors in the planned placements."""
-    full = False
-    """Whether code runs that sees full tensors and calls modules directly."""
-    in_hook = False
-    """Whether a user's hook runs."""
-    hook_views: tuple[Any, ...] = ()
-    """The full tensors that hooks saw in this call (`HookView`)."""
-
-    def __init__(self) -> None:  # in each thread, so that compiled code finds there what it sets
-        kind = type(self)
-        self.active, self.full, self.in_hook = kind.active, kind.full, kind.in_hook
-        self.hook_views = kind.hook_views
+    def __init__(self, always: bool = False) -> None:  # again in each thread
+        self.always = always
+        """Whether it is that of a layer in no split model, which always takes local tensors."""
+        self.active = always
+        """Whether a planned call runs: modules exchange tensors in the planned placements."""
+        self.full = False
+        """Whether code runs that sees full tensors and calls modules directly."""
+        self.in_hook = False
+        """Whether a user's hook runs."""
+        self.hook_views: tuple[Any, ...] = ()
+        """The full tensors that hooks saw in this call (`HookView`)."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCall:
-        return memo.setdefault(id(self), type(self)())
+        return memo.setdefault(id(self), PlannedCall(self.always))
 
     def __reduce__(self) -> Any:
-        return type(self), ()
+        return PlannedCall, (self.always,)
 
 
-class AlwaysPlanned(PlannedCall):
-    """That of a layer in no split model, which always takes local tensors."""
-
-    active = True
-
-
-ALWAYS = AlwaysPlanned()
+ALWAYS = PlannedCall(always=True)
 
 
 @contextmanager
 def in_hook(call: PlannedCall) -> Iterator[None]:
     """Inside, a hook runs: it sees DTensors, and calls modules directly."""
-    if isinstance(call, AlwaysPlanned):
+    if call.always:
         yield
         return
     outer = call.active, call.full, call.in_hook, call.hook_views

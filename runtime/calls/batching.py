@@ -21,6 +21,7 @@ from shardwright.planner.contract.names import PAGED
 from shardwright.runtime.calls import paged
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.scopes import replaced
 
 MAX_MEMORY = 0.6
 """The share of a machine's memory that caches on its CPU take together by default."""
@@ -91,11 +92,8 @@ def split_manager() -> type:
         def _create_batch_processor(self) -> Any:
             whole: Any = self.model
             config = _LocalConfig(whole.config.get_text_config(), self.local_heads)
-            self.model: Any = _Described(whole, config)
-            try:
+            with replaced(self, model=_Described(whole, config)):
                 made = super()._create_batch_processor()
-            finally:
-                self.model = whole
             _check_alike(made.cache, self.distributed_helper.cpu_comm_group)
             return made
 

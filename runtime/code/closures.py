@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.plain_values import enclosed
 from shardwright.runtime.subclasses import copy_of
 
 OWN = vars(nn.Module()).keys()
@@ -31,21 +32,12 @@ def check_closures(model: nn.Module) -> None:
     inside: set[int] = set()
     for path, _, name, function in functions(model):
         inside = inside or set(map(id, model.modules()))
-        if any(isinstance(v, nn.Module) and id(v) not in inside for v in held(function)):
+        if any(isinstance(v, nn.Module) and id(v) not in inside for v in enclosed(function)):
             where = f"{path}.{name}" if path else name
             raise PlanError(
                 f"'{where}' is a function with modules of another {type(model).__name__}, as in a "
                 "copy of a model: build the model again, or set the function again"
             )
-
-
-def held(function: FunctionType) -> Iterator[Any]:
-    """The values of the closure variables that are set."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            continue
 
 
 def rebound(function: FunctionType, change: Callable[[Any], Any]) -> FunctionType:

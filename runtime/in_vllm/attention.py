@@ -1,15 +1,14 @@
 """What computes attention in a call of a split model: transformers' own function, or vLLM.
 
 Modules of transformers look up by name a function for attention, and one for masks. `intercept`
-puts ours in front of both. They do what transformers' do unless a call runs within `attending`.
+puts ours in front of both. They do what transformers' do unless `ATTENDS` names something else.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -51,16 +50,7 @@ class Attends(ABC):
 
 
 ATTENDS: ContextVar[Attends | None] = ContextVar("ATTENDS", default=None)
-
-
-@contextmanager
-def attending(attends: Attends) -> Iterator[None]:
-    """Let `attends` compute attention meanwhile."""
-    before = ATTENDS.set(attends)
-    try:
-        yield
-    finally:
-        ATTENDS.reset(before)
+"""What computes attention now; None for transformers' own function."""
 
 
 @functools.cache

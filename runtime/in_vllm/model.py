@@ -49,7 +49,7 @@ class PlannedForCausalLM(nn.Module):
         self.split: Any = load(
             asked.model, plan, mesh=mesh, dtype=asked.dtype, device=device, **how
         )
-        self.rows = RowModel(self.split, _unsplit(asked.model, **how), asked.max_model_len)
+        self.rows = RowModel(self.split, _unsplit(asked.model, Hub(**how)), asked.max_model_len)
         self.layers = _layers(self.rows.layers, vllm_config, prefix, ranks.cpu_group)
         self.attends = InVllm({int(n): layer for n, layer in self.layers.items()})
 
@@ -105,11 +105,10 @@ def _check_settings(vllm_config: Any) -> None:
         )
 
 
-def _unsplit(name: str, trust_remote_code: bool, revision: str | None) -> Any:
+def _unsplit(name: str, hub: Hub) -> Any:
     """The model without weights."""
-    hub = Hub(revision=revision)
-    config = read_config(name, trust_remote_code, hub)
-    with building(config, trust_remote_code, hub) as cls:
+    config = read_config(name, hub)
+    with building(config, hub) as cls:
         return empty_model(cls._from_config, config)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError, in_one_line
 from shardwright.runtime.in_vllm import attention
-from shardwright.runtime.in_vllm.attention import Attends, LayerAttention
+from shardwright.runtime.in_vllm.attention import ATTENDS, Attends, LayerAttention
 from shardwright.runtime.in_vllm.head import Head
+from shardwright.runtime.scopes import holding
 
 LENGTHS = [5, 3]
 """The lengths of two requests with which a model is compared with itself."""
@@ -66,7 +67,7 @@ class RowModel:
             tokens: The tokens.
             positions: The place of each token in its request.
         """
-        with attention.attending(attends):
+        with holding(ATTENDS, attends):
             self.split(input_ids=tokens[None], position_ids=positions[None], **self.options)
         return self.output.last_hidden_state[0]  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -86,7 +87,7 @@ class RowModel:
 
         with torch.no_grad():
             own = list(map(alone, requests))
-            with attention.attending(seen):
+            with holding(ATTENDS, seen):
                 first = alone(requests[0])
             if not seen.layers:
                 raise UsageError(

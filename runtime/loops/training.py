@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.utils._pytree import tree_map_only
@@ -13,6 +12,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.loops.accelerating import SplitAccelerator
+from shardwright.runtime.scopes import replaced
 from shardwright.runtime.state import whole_optimizer
 
 
@@ -72,15 +72,9 @@ class SplitTrainer(Trainer):
     def _own_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # without accelerate's wrapper
 
-    @contextmanager
-    def _in_its_place(self, state: dict[str, Any]) -> Iterator[None]:
+    def _in_its_place(self, state: dict[str, Any]) -> AbstractContextManager[None]:
         """Inside, `self.optimizer` returns `state` as its state dict, and loads full state."""
-        around: Any = self.optimizer
-        self.optimizer: Any = _FullStateOptimizer(self._own_optimizer(), state)
-        try:
-            yield
-        finally:
-            self.optimizer = around
+        return replaced(self, optimizer=_FullStateOptimizer(self._own_optimizer(), state))
 
 
 class _FullStateOptimizer:

@@ -18,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ModelError, UsageError, first_line, in_one_line
-from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusted, trusting
+from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import PackageConfig, default_dtype
 from shardwright.runtime.model.unregistered import refuse_unregistered
+from shardwright.runtime.scopes import replaced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -68,12 +69,9 @@ def parameters_on_meta() -> Iterator[None]:
 
     with _PATCHING:
         register = nn.Module.register_parameter
-        nn.Module.register_parameter = register_on_meta
-        try:
-            with _on_cpu(), _NoFilling():
-                yield
-        finally:
-            nn.Module.register_parameter = register
+        meanwhile = replaced(nn.Module, register_parameter=register_on_meta)
+        with meanwhile, _on_cpu(), _NoFilling():
+            yield
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
@@ -176,13 +174,13 @@ def move_to_meta(model: nn.Module) -> None:
                 module._parameters[name] = moved.setdefault(id(param), _to_meta(param))
 
 
-def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
+def model_class(config: Any, hub: Hub = USUAL) -> Any:
     """Return the model class that `config` names; of other packages, what builds the model.
 
     Args:
         config: The result of `read_config`.
-        trust_remote_code: Whether the class may come from code that is shipped with the model.
-        hub: Where that code is fetched from.
+        hub: Whether the class may come from code that is shipped with the model, and where that is
+            fetched from.
 
     Raises:
         ModelError: the config names no class, or one that neither transformers nor trusted code
@@ -199,7 +197,7 @@ def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) 
             '"architectures": ["..."] to its config.json, or pass the class'
         )
     own = getattr(config, "auto_map", None)
-    if own and trust_remote_code:
+    if own and hub.trusted:
         return _own_class(config, names[0], hub)
     found = getattr(transformers, names[0], None)
     if isinstance(found, type) and issubclass(found, nn.Module):
@@ -251,7 +249,7 @@ MAX_MODULES = 1 << 18
 
 
 @contextmanager
-def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Iterator[Any]:
+def building(config: Any, hub: Hub = USUAL) -> Iterator[Any]:
     """Build a model of the class that a config names: the context yields the class.
 
     Code that the config, or one nested in it, names runs only if it is trusted.
@@ -260,9 +258,9 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
         ModelError: no model can be built from the config, it has too many modules, or it needs
             code that is not trusted.
     """
-    trust_remote_code = trusted(trust_remote_code)
-    cls = model_class(config, trust_remote_code, hub)
-    if not trust_remote_code:
+    trusted = hub.trusted
+    cls = model_class(config, hub)
+    if not trusted:
         refuse_kernels(config, getattr(config, "name_or_path", "") or cls.__name__)
     count, thread = 0, threading.get_ident()
 
@@ -277,7 +275,7 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
 
     handle = register_module_module_registration_hook(counted)
     try:
-        with trusting(trust_remote_code):
+        with trusting(trusted):
             yield cls
     except ModelError:
         raise

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import ModelError, UsageError, first_line
+from shardwright.errors import ModelError, first_line
 from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 from shardwright.runtime.model.packages import package_config
@@ -29,13 +29,12 @@ ASK = "which runs only with --trust-remote-code (trust_remote_code=True)"
 """What messages say about code that is not trusted."""
 
 
-def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
+def read_config(name: str | Path, hub: Hub = USUAL) -> Any:
     """Return the config of a Hub id or a local directory.
 
     Args:
         name: The id, or the directory.
-        trust_remote_code: Whether to run code that is shipped with it.
-        hub: Options for the Hub.
+        hub: Options for the Hub, and whether to run code that is shipped with the model.
 
     Raises:
         ModelError: there is no config, it is invalid, transformers does not know its architecture,
@@ -44,14 +43,14 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    trust_remote_code = trusted(trust_remote_code)
+    trusted = hub.trusted
     name = component(name, hub)
     _check_file(name)
     if (own := package_config(name)) is not None:
         return own
     try:
-        with trusting(trust_remote_code):
-            how = {"trust_remote_code": trust_remote_code, **hub.options()}
+        with trusting(trusted):
+            how = {"trust_remote_code": trusted, **hub.options()}
             config = AutoConfig.from_pretrained(name, **how)
     except StrictDataclassError as error:
         text = str(error).splitlines()[-1].strip().partition(": ")[2]
@@ -63,22 +62,11 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
         ) from None
     except Exception as error:  # the config's code may raise anything
         raise ModelError(_in_words(name, error)) from None
-    if trust_remote_code:
+    if trusted:
         _name_nested(config)
     else:
         refuse_kernels(config, name)
     return config
-
-
-def trusted(trust_remote_code: object) -> bool:
-    """Return whether code may run; None is no, where transformers would prompt on the terminal.
-
-    Raises:
-        UsageError: it is neither True nor False, as "no" is, which would count as true.
-    """
-    if not isinstance(trust_remote_code, bool | None):
-        raise UsageError(f"trust_remote_code must be True or False, not {trust_remote_code!r:.60}")
-    return bool(trust_remote_code)
 
 
 def _name_nested(config: Any) -> None:

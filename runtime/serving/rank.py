@@ -98,7 +98,7 @@ def tokenizer_of(model: str, how: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     hub = Hub(**{name: how[name] for name in Hub._fields if name in how})
-    read_config(model, how.get("trust_remote_code", False), hub)
+    read_config(model, hub)
     names = ("trust_remote_code", "revision", "cache_dir", "local_files_only")
     how = {name: how[name] for name in names if name in how}
     try:

@@ -26,6 +26,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import building, model_class
 from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.hub import Hub
 from tests import planning
 from tests.checkpoint.make import write
 from tests.cli.conftest import Run
@@ -108,13 +109,13 @@ def test_only_true_is_a_yes(own: Path, monkeypatch: pytest.MonkeyPatch, given: A
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     refusal = ModelError if given is None else UsageError
     with pytest.raises(refusal):
-        read_config(own, cast(Any, given))
+        read_config(own, Hub(trust_remote_code=cast(Any, given)))
     with pytest.raises(refusal):
         planning.plan(own, 2, trust_remote_code=cast(Any, given))
     if given is not None:
         said: Any = {"architectures": ["OwnModel"], "auto_map": CONFIG["auto_map"]}
         config = LlamaConfig(**said)
-        with pytest.raises(UsageError), building(config, given):
+        with pytest.raises(UsageError), building(config, Hub(trust_remote_code=given)):
             pass
     assert not (own.parent / "ran").exists()
 
@@ -149,8 +150,8 @@ def test_asked_for_it_is_planned_checked_and_loaded(own: Path, run: Run) -> None
     assert "@tp" in plan.modules["up"].parameters["weight"].placement
     assert shardwright.check(plan, own, trust_remote_code=True) == plan
 
-    config = read_config(own, trust_remote_code=True)
-    whole = model_class(config, True)(config).double().eval()
+    config = read_config(own, Hub(trust_remote_code=True))
+    whole = model_class(config, Hub(trust_remote_code=True))(config).double().eval()
     whole.save_pretrained(own)  # type: ignore[operator]
     ids = torch.arange(12).view(2, 6)
     want = whole(input_ids=ids).logits

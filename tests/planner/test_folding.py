@@ -107,14 +107,15 @@ def whole(source: Source) -> Folding:
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
     workload = Workload(batch=1, seq=64, dtype="bfloat16", device="h100-nvlink")
     axes = refine(folding.graph)
-    return search(Task(source, folding, unfold(folding), axes, workload, {"tp": tp}), ASKED).plan
+    return search(Task(source, unfold(folding), axes, workload, {"tp": tp}), ASKED).plan
 
 
 @pytest.mark.parametrize("name", sampled(MODELS, ("bloom", "bert", "gpt_oss", "qwen3_moe")))
 def test_folded_equals_unfolded(name: str) -> None:
     """The same modules, bytes, times and collectives; fewer blocks are traced."""
     source = source_of(name) if name in STEPS else briefly(source_of(name))
-    folding, unfolded = folded_trace.trace_folded(source)
+    traced = folded_trace.trace_folded(source)
+    folding, unfolded = traced.folding, traced.unfolded
     assert folding.stacks
     assert all(len(s.picks) < LAYERS for s in folding.stacks)
     reference = whole(source)
@@ -241,7 +242,8 @@ def test_a_last_block_whose_output_nobody_reads_is_a_kind_of_its_own() -> None:
     """Backward, less of it is computed than of the blocks that are like it."""
     with torch.device("meta"):
         source = read_source(Streams(), (torch.zeros(3, 19, 8), torch.zeros(3, 19, 8)))
-    _, folding, unfolded = folded_trace.trace_all(source)
+    found = folded_trace.trace_all(source)
+    folding, unfolded = found.folding, found.unfolded
     assert [stack.kinds for stack in folding.stacks] == [(-1, 0, 0, 0, -2)]
     graphs = unfolded.graph, whole(source).graph
     one, other = (sum(t.differentiable for t in g.tensors.values()) for g in graphs)
@@ -263,7 +265,8 @@ def test_a_block_read_from_afar_is_not_folded() -> None:
         tower = Sum(*[16] * 6)
     x = torch.empty(3, 19, 8, device="meta")
     source = Source(tower, (x,), {}, "Sum", "", torch.float32)
-    folding, unfolded = folded_trace.trace_folded(source)
+    traced = folded_trace.trace_folded(source)
+    folding, unfolded = traced.folding, traced.unfolded
     assert not folding.stacks
     assert unfolded.graph is folding.graph
 
@@ -286,7 +289,8 @@ class Between(nn.Module):
 def test_a_module_between_blocks_is_seen_in_the_order_of_its_calls() -> None:
     model = Between().double()
     source = read_source(model, features(64)(3, 19))
-    folding, unfolded = folded_trace.trace_folded(source)
+    traced = folded_trace.trace_folded(source)
+    folding, unfolded = traced.folding, traced.unfolded
     assert [stack.path for stack in folding.stacks] == ["blocks"]
 
     def lengths(graph: Graph) -> list[int]:
@@ -313,7 +317,7 @@ def test_blocks_that_make_constants_and_branch_on_data_in_training_mode() -> Non
     model.blocks.extend(Guarded() for _ in range(6))
     model = model.double()
     source = replace(read_source(model, features(64)(3, 19)), trains=True)
-    _, folding, _ = folded_trace.trace_all(source)
+    folding = folded_trace.trace_all(source).folding
     assert [stack.kinds for stack in folding.stacks] == [(-1, 0, 0, 0, 0, -2)]
     assert folding.graph.skips
     assert_equal(model, features(64), planned_for(model, features(64), 2))
@@ -354,6 +358,6 @@ def test_a_tower_whose_last_blocks_are_not_used(
     number: int, kinds: tuple[int, ...], named: bool
 ) -> None:
     model = OfState(number, named).double()
-    folding, _ = folded_trace.trace_folded(read_source(model, features(64)(3, 19)))
+    folding = folded_trace.trace_folded(read_source(model, features(64)(3, 19))).folding
     assert [stack.kinds for stack in folding.stacks] == [kinds] * bool(kinds)
     assert_equal(model, features(64), planned_for(model, features(64), 2))

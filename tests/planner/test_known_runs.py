@@ -161,8 +161,8 @@ def test_blocks_that_no_call_uses_are_left_out_at_once(monkeypatch: pytest.Monke
     """Without a trace with the end blocks apart, which cannot help."""
     traces = counted(monkeypatch, "_asked")
     source = Source(Towers().to("meta").eval(), (X,), {}, "Towers", "", torch.float32)
-    found, folding, _ = trace_all(source)
-    assert [stack.path for stack in folding.stacks] == ["used"] and len(traces) == 2
+    found, unfolded, _ = trace_all(source)
+    assert [stack.path for stack in unfolded.folding.stacks] == ["used"] and len(traces) == 2
     assert found.runs == source.runs
 
 
@@ -183,8 +183,8 @@ def test_what_the_plain_call_shows_is_known_of_it_alone(monkeypatch: pytest.Monk
         Unlike().to("meta").eval(), (X,), {}, "", "", X.dtype,
         further=wishes[0], wishes=wishes,
     )  # fmt: skip
-    found, folding, _ = trace_all(source)
-    assert not folding.stacks and found.further == source.further
+    found, unfolded, _ = trace_all(source)
+    assert not unfolded.folding.stacks and found.further == source.further
     assert len(traces) == 4  # both stacks, the used one, with its ends apart, all blocks
 
 
@@ -205,8 +205,8 @@ def test_a_plain_call_that_fails_among_others_is_not_tried_alone(
         Counts().to("meta").eval(), (X,), {}, "", "", X.dtype,
         further=wishes[0], wishes=wishes,
     )  # fmt: skip
-    found, folding, _ = trace_all(source)
-    assert not folding.stacks and found.further == source.further
+    found, unfolded, _ = trace_all(source)
+    assert not unfolded.folding.stacks and found.further == source.further
     assert len(traces) == 3  # a block of each kind for both calls; all blocks for one, and for both
 
 

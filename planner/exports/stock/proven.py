@@ -52,7 +52,7 @@ class Model:
     inputs: dict[str, Any]
 
     @classmethod
-    def read(cls, plan: Plan, model: Any, trust_remote_code: bool = False, **hub: Any) -> Model:
+    def read(cls, plan: Plan, model: Any, **how: Any) -> Model:
         """Read the model that `plan` was made for: a Hub id, directory, config or module.
 
         Raises:
@@ -63,20 +63,20 @@ class Model:
             raise UsageError(
                 "an export is tried on ranks first: give the MODEL that the plan was made for"
             )
-        if unknown := hub.keys() - {*Hub._fields}:
+        if unknown := how.keys() - {*Hub._fields}:
             raise UsageError(f"this format does not take {', '.join(sorted(unknown))}")
         if isinstance(model, nn.Module) and hasattr(model, "config"):
             cls_name, model = type(model).__name__, copy.deepcopy(model.config)
             model.architectures = [cls_name]  # type: ignore[attr-defined]
-        config = model
+        config, hub = model, Hub(**how)
         if not hasattr(model, "get_text_config"):
             if not isinstance(model, str):
                 raise UsageError("only models of transformers can be exported to other runtimes")
-            config = read_config(model, trust_remote_code, Hub(**hub))
-        with building(config, trust_remote_code, Hub(**hub)) as made:
+            config = read_config(model, hub)
+        with building(config, hub) as made:
             whole = empty_model(made._from_config, copy.deepcopy(config))
         check_identity(whole, plan)
-        return cls(whole, *small(config, trust_remote_code, Hub(**hub)))
+        return cls(whole, *small(config, hub))
 
     def run(self, way: Way, ranks: int) -> Ran:
         """Split the small model with `way`, and compare it with the unsharded one."""

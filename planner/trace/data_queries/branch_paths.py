@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from shardwright.planner.trace.data_queries.errors import AsksLess, BranchesOnData
+from shardwright.runtime.scopes import holding
 
 Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
@@ -63,11 +64,8 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
         AsksLess: with `all_asked`, fewer questions were asked than there are answers: an
             earlier run changed something.
     """
-    token = _present.set((traced_call, rest := iter(answers), {}))
-    try:
+    with holding(_present, (traced_call, rest := iter(answers), {})):
         yield
-    finally:
-        _present.reset(token)
     if all_asked and next(rest, None) is not None:
         raise AsksLess(traced_call)
 

@@ -15,12 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from shardwright.planner.trace.data_queries.model_code import (
-    answer_for,
-    is_at,
-    own,
-    parsed,
-)
+from shardwright.planner.trace.data_queries.model_code import answer_for, is_at, own, parsed
 
 SELECTING = ("nonzero", "argwhere", "where", "squeeze", "flatten")
 """Functions that return row indices, or views of them."""

@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.planner.graph.trace_sizes import (
-    TRACE_BATCH,
-    TRACE_SEQ,
-    TRACE_SOURCE,
-    TRACE_STEP,
-)
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE, TRACE_STEP
 from shardwright.planner.trace.inputs.subject import Subject
 
 Option = Mapping[str, Any]

@@ -6,13 +6,15 @@ copy are then invalid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 from torch import nn
+
+from shardwright.runtime.scopes import replaced
 
 HELD = ("_parameters", "_buffers", "_modules")
 """Attributes in which modules keep parameters, buffers and submodules."""
@@ -30,14 +32,9 @@ class Hollow:
     asked: bool = False
     _running: Sequence[str] = field(default=(), init=False)
 
-    @contextmanager
-    def guarded(self, running: Sequence[str]) -> Iterator[None]:
-        """Context manager in which accesses raise while the list `running` is not empty."""
-        self._running = running
-        try:
-            yield
-        finally:
-            self._running = ()
+    def guarded(self, running: Sequence[str]) -> AbstractContextManager[None]:
+        """Return a context in which accesses raise while the list `running` is not empty."""
+        return replaced(self, _running=running)
 
     def look(self) -> None:
         """Note an access.

@@ -17,15 +17,11 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.contract.plain_values import BLOCK_MASK
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.problem.pins import Pin
 from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model import python_references
 from shardwright.planner.trace.model.argument_trees import tree_map
-from shardwright.planner.trace.model.input_values import (
-    ByName,
-    calls_by_name,
-    remember,
-    remembered,
-)
+from shardwright.planner.trace.model.input_values import ByName, calls_by_name, remember, remembered
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.model.quantized_parameters import Packing, quantized_parameters
 from shardwright.planner.trace.model.shared_memory import note_shared
@@ -86,6 +82,11 @@ class Source:
     """Inputs by name of the calls that the user gave besides the first."""
     keeps: bool = False
     """Whether modules keep state between calls, so that the first run is traced twice."""
+    along: bool = False
+    """Whether hidden states are sharded along the sequence: the first and the last block of a stack
+    are then kinds of their own."""
+    pins: tuple[Pin, ...] = ()
+    """The user's pins. Blocks with different pins are not folded into one."""
 
     def masks(self) -> set[str]:
         """Return the names of padding masks in further runs."""
@@ -111,7 +112,7 @@ class Source:
         wishes = (kept, *((run,) for run in _others(self.args, self.others)), *steps)
         wishes = tuple(wish for wish in wishes if wish)
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
-        return replace(found, by_rows=by_rows)
+        return replace(found, by_rows=by_rows, along=True)
 
     def with_values(self) -> Iterator[Source]:
         """Yield the source with each of the `valued` inputs."""
@@ -143,7 +144,6 @@ def read_source(
     args: tuple[Any, ...] | torch.Tensor | None = (),
     kwargs: ByName = None,
     dtype: torch.dtype | str | None = None,
-    trust_remote_code: bool = False,
     hub: Hub = USUAL,
     dequantize: bool = False,
     batches: bool = False,
@@ -156,8 +156,7 @@ def read_source(
         args: Example inputs; a transformers text model needs none.
         kwargs: Example inputs by name, or a list with those of several calls.
         dtype: Dtype of the parameters, or its name; by default the config's, else float32.
-        trust_remote_code: Whether to run code that comes with the model.
-        hub: The hub that resolves hub ids.
+        hub: How hub ids are resolved, and whether to run code that comes with the model.
         dequantize: Whether weights of a quantized checkpoint are to be held dense.
         batches: Whether the model must be able to batch requests continuously.
 
@@ -168,7 +167,7 @@ def read_source(
     if python_references.is_code(model):
         model = python_references.made(model)
     if isinstance(model, (str, Path)):
-        model = read_config(model, trust_remote_code, hub)
+        model = read_config(model, hub)
     made = not isinstance(model, nn.Module)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
     if not made:
@@ -176,7 +175,7 @@ def read_source(
         _refuse_split(model)
     quantization = None if dequantize else read_quantization(getattr(model, "config", model))
     if made:
-        model = from_config(model, as_dtype(dtype), trust_remote_code, hub)
+        model = from_config(model, as_dtype(dtype), hub)
     module = model if made else copy_on_meta(model)
     identity = type(model).__name__, config_hash(module), floating_dtype(module)
     calls = calls_by_name(kwargs)
@@ -259,12 +258,7 @@ def _refuse_split(model: nn.Module) -> None:
         )
 
 
-def from_config(
-    config: Any,
-    dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
-    hub: Hub = USUAL,
-) -> nn.Module:
+def from_config(config: Any, dtype: torch.dtype | None = None, hub: Hub = USUAL) -> nn.Module:
     """Build a model from a config on meta, with weights tied as in transformers.
 
     Raises:
@@ -276,8 +270,7 @@ def from_config(
             "give a hub id, a directory, a config or a module"
         )
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
-    how = building(config, trust_remote_code, hub)
-    with how as cls, alone(), torch.device("meta"), _Uninitialised():
+    with building(config, hub) as cls, alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     refuse_unregistered(model)
     unshare_globals(model)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.trace.data_queries.model_code import is_plumbing
-from shardwright.planner.trace.thread_patches import replaced
+from shardwright.runtime.scopes import replaced
 
 Function: Any = torch.autograd.Function
 LONGEST = 4

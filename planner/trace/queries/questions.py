@@ -20,7 +20,6 @@ same value with either answer (`harmless.py`).
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from torch import nn
 from shardwright.planner.trace.data_queries.branch_paths import answer_for_all
 from shardwright.planner.trace.data_queries.model_code import is_plumbing
 from shardwright.planner.trace.queries.harmless import harmless
-from shardwright.planner.trace.thread_patches import replaced
+from shardwright.runtime.scopes import PerThread, replaced
 
 MAKES_CONTEXTS = "transformers.utils."
 """Package that queries autocast only to decide whether it needs a context that turns it off."""
@@ -54,13 +53,8 @@ class Asked:
     autocast_dtype: torch.dtype | None = None
 
 
-class _Present(threading.local):
-    """The queries of the code that this thread traces."""
-
-    asked = Asked()
-
-
-_present = _Present()
+_present: Any = PerThread(asked=Asked())
+"""Its `asked` has the queries of the code that this thread traces."""
 
 
 @contextmanager

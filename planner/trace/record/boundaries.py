@@ -24,7 +24,7 @@ from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.state.attribute_reads import alike, found_in, same
 from shardwright.runtime.modules.recomputation import FLAG, is_cache
-from shardwright.runtime.slots import give_back, map_slots, rebuilt, tensors
+from shardwright.runtime.slots import give_back, map_slots, names_of, rebuilt, tensors
 
 if hasattr(torch.ops.shardwright, "boundary"):  # torch keeps ops as long as the process lives
     raise ImportError(
@@ -165,7 +165,7 @@ def _marking(
         def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
             return mark(x, f"{name}|out|{slot}")
 
-        at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
+        at = names_of(args, names)
         given = {**dict(zip(at, args, strict=True)), **kwargs}
         noted.call(given)
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.planner.contract.plain_values import PlainValue
+from shardwright.planner.graph.graph import RunFacts
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_queries.conditional_regions import Region
 
@@ -46,7 +46,7 @@ class Passed(NamedTuple):
 
 
 @dataclass
-class Record:
+class Record(RunFacts):
     """The recorded calls in order, the input and output tensors, and further facts."""
 
     calls: list[Call]
@@ -63,32 +63,8 @@ class Record:
     outputs: list[torch.Tensor] = field(default_factory=list)
     """Returned tensors, after the new values of inputs that were changed in place."""
 
-    flags: dict[str, dict[str, list[PlainValue]]] = field(default_factory=dict)
-    """Module that was called -> flag -> the values that the flag had."""
-
-    unsaid: dict[str, set[str]] = field(default_factory=dict)
-    """Module that was called -> arguments that had neither tensors nor flags."""
-
-    flags_from_data: set[str] = field(default_factory=set)
-    """Modules that are called by code that reads values computed from example inputs."""
-
-    given: list[list[str]] = field(default_factory=list)
-    """For each run, the slots of the tensors that it returned."""
-
-    states: list[dict[str, str]] = field(default_factory=list)
-    """For each run: argument -> class of the state that it was given."""
-
-    taken: list[list[str]] = field(default_factory=list)
-    """For each run, the arguments that were its state."""
-
     resumed: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Tensors in such a state or in attributes before a run, and the tensors there after it."""
-
-    left: bool = False
-    """Whether runs changed attributes of modules."""
-
-    kept: bool = False
-    """Whether code reads attributes that an earlier run left."""
+    """Tensors in a cache or in attributes before a run, and the tensors there after it."""
 
     stateful: set[str] = field(default_factory=set)
     """Modules that, called again with the same arguments, may do something else: they change
@@ -102,9 +78,6 @@ class Record:
 
     drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
     """Tensors for whose elements random numbers are drawn, and where they are drawn."""
-
-    draws: bool = False
-    """Whether random numbers are drawn in eval mode too."""
 
     own_gradients: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     """Tensors whose gradient code computes with: the full gradient, or a partial one is enough."""

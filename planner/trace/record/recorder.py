@@ -262,20 +262,21 @@ class _Recording:
         aliases = self.functional.aliases
         out.outputs = _changed_for_users(self.ends, self.returned, aliases)
         for run, result in zip(self.runs, self.results, strict=True):
-            out.given.append([slot for slot, _ in result])
+            out.returned_slots.append([slot for slot, _ in result])
             out.outputs += [tensor for _, tensor in result]
-            shown = [t for slot, t in result if slot in out.given[0]]  # without hidden states
-            out.scores += [] if run.module else shown
+            usual = out.returned_slots[0]  # without hidden states
+            out.scores += [t for slot, t in result if slot in usual and not run.module]
         out.outputs += [*_for_users(self.recorder.calls, self.kept.contained), *self.made]
 
     def _note_state(self, out: Record, within: Mapping[str, Any]) -> None:
         """Note caches, and what modules keep from one run to the next, in `within` among others."""
-        out.states, out.taken = self.states.classes, self.states.given
+        out.cache_classes, out.cache_arguments = self.states.classes, self.states.given
         out.resumed = [*self.states.pairs, *self.kept.pairs()]
         self.kept.check()
         data = [*self.stored.values(), *_tensors(self.given)]
         outside = check_outside(self.recorder.calls, self.outside, data)
-        out.left, out.kept = outside or bool(self.kept.left), bool(self.kept.read)
+        out.leaves_attributes = outside or bool(self.kept.left)
+        out.reads_left_attributes = bool(self.kept.read)
         replaced = {n for n, x in self.state.items() if within[f"root.{n}"] is not x}
         self.numbers.are_written(self.numbered.keys() & (replaced | out.written.keys()))
         out.stateful = {*self.kept.changed(), *(n.rpartition(".")[0] for n in replaced)}

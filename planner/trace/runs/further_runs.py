@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from shardwright.planner.contract.names import MASKS, cache_argument
 from shardwright.planner.graph.trace_sizes import TRACE_STEP
 from shardwright.planner.trace.runs import decoding
-from shardwright.planner.trace.runs.decoding import (
-    EMBEDDED,
-    GIVEN,
-    GROWING,
-    POSITIONS,
-    SWITCH,
-)
+from shardwright.planner.trace.runs.decoding import EMBEDDED, GIVEN, GROWING, POSITIONS, SWITCH
 from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trials import Trial, Trials

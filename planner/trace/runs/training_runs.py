@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.runs.run import Run, in_mode
+from shardwright.runtime.scopes import replaced
 
 
 def in_training(runs: Sequence[Run]) -> list[Run]:
@@ -44,13 +45,10 @@ def batches_counted(root: nn.Module) -> Iterator[None]:
     They read it off their number of batches, which a trace lacks. Placements are the same for any.
     """
     norms = [m for m in root.modules() if isinstance(m, _BatchNorm) and m.momentum is None]
-    for norm in norms:
-        vars(norm)["momentum"] = 0.1
-    try:
-        yield
-    finally:
+    with ExitStack() as undo:
         for norm in norms:
-            vars(norm)["momentum"] = None
+            undo.enter_context(replaced(norm, momentum=0.1))
+        yield
 
 
 def _generators() -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from shardwright.planner.trace.sizes.size_functions import (
     counts_of,
     numbers_of,
 )
+from shardwright.runtime.scopes import holding
 
 
 class SizeMode(TorchFunctionMode):
@@ -64,11 +65,8 @@ class SizeMode(TorchFunctionMode):
         indexes = name == "__getitem__"
         reads = frozenset() if indexes else _reads_in((args, kwargs))
         notes.cutting |= reads
-        token = OF_SIZES.set(reads)
-        try:
+        with holding(OF_SIZES, reads):
             out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
-        finally:
-            OF_SIZES.reset(token)
         return self._noted(name, args, kwargs, out)
 
     def _noted(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:

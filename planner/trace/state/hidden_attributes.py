@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.planner.trace.state.attribute_reads import Place
-from shardwright.planner.trace.thread_patches import replaced
+from shardwright.runtime.scopes import replaced
 
 HIDDEN = "_shardwright_hidden"
 """The attribute that holds the hidden values."""
@@ -17,9 +17,7 @@ HIDDEN = "_shardwright_hidden"
 
 @contextmanager
 def hidden_until_asked(
-    modules: Mapping[str, nn.Module],
-    places: Collection[Place],
-    found: Callable[[Place, Any], Any],
+    modules: Mapping[str, nn.Module], places: Collection[Place], found: Callable[[Place, Any], Any]
 ) -> Iterator[None]:
     """Context manager that hides the attributes `places` of `modules` until code reads them.
 
@@ -35,26 +33,19 @@ def hidden_until_asked(
             hides[place.name] = (value, lambda value, place=place: found(place, value))
             if hasattr(type(module), place.name):  # `__getattr__` would not be called
                 _show(module, place.name)
-    try:
-        with _watched():
-            yield
-    finally:
-        for module in changed:
-            for name, (value, _) in vars(module).pop(HIDDEN, {}).items():
-                vars(module).setdefault(name, value)
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Context manager in which `nn.Module.__getattr__` returns hidden attributes."""
     before = nn.Module.__getattr__
 
     def get(self: nn.Module, name: str) -> Any:
         hides = vars(self).get(HIDDEN)
         return _show(self, name) if hides and name in hides else before(self, name)
 
-    with replaced(nn.Module, __getattr__=get):
-        yield
+    try:
+        with replaced(nn.Module, __getattr__=get):
+            yield
+    finally:
+        for module in changed:
+            for name, (value, _) in vars(module).pop(HIDDEN, {}).items():
+                vars(module).setdefault(name, value)
 
 
 def _show(module: nn.Module, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from shardwright.planner.graph.graph import (
     Graph,
     Op,
     Passing,
+    RunFacts,
     SizeArgument,
     Slot,
     Tensor,
@@ -69,7 +71,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     # Inputs that nothing reads, such as tensors that a cache holds already, may have any placement.
     crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
     entering = [c for c in crossed if boundaries.read_tag(c.args[1])[1] == "in"]
-    idle = {id(c) for c in entering if record.taken[c.traced_call]} - read
+    idle = {id(c) for c in entering if record.cache_arguments[c.traced_call]} - read
     given = [call.result for call in crossed if id(call) not in idle]
     calls = origins.alive([*needed, *given])
     for call in calls:
@@ -77,8 +79,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph = translator.graph
     graph.passed = _passed(record, calls, translator, origins)
     graph.outputs = [translator.name_of(t) for t in record.outputs]
-    graph.returned_slots, graph.draws = record.given, record.draws
-    graph.cache_classes, graph.cache_arguments = record.states, record.taken
+    vars(graph).update({fact.name: getattr(record, fact.name) for fact in fields(RunFacts)})
     _mark(translator, record, provenance)
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     _add_sizes(translator, provenance)

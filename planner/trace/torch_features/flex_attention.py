@@ -8,42 +8,18 @@ for the heads of each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from shardwright.planner.trace.thread_patches import patched_in_this_thread
-
-BLOCKS = "_convert_mask_to_block_mask"
-SPARSE = "_create_sparse_block_from_block_mask"
-HOP = "flex_attention_hop"
-DEVICE = "_validate_device"
-"""Functions in torch's module that `flex_attention` and `create_block_mask` call."""
-
-
-@contextmanager
-def flex_attention_as_ops() -> Iterator[None]:
-    """Context manager in which `flex_attention` of this thread calls plain ops."""
-    instead: dict[str, Any] = {
-        BLOCKS: lambda mask, *_, **__: (mask, None),  # undivided
-        SPARSE: _without_blocks,
-        HOP: attend,
-        DEVICE: lambda *_: None,  # meta, too
-    }
-    with patched_in_this_thread([(flex, name, made) for name, made in instead.items()]):
-        yield
+from shardwright.planner.trace.thread_patches import Patch
 
 
 def _without_blocks(
-    masks: tuple[Tensor, None],
-    mask_mod: Any,
-    lengths: tuple[int, int],
-    queries: int,
-    keys: int,
+    masks: tuple[Tensor, None], mask_mod: Any, lengths: tuple[int, int], queries: int, keys: int
 ) -> flex.BlockMask:
     """Return a block mask with the sizes of the real one, but without knowing what is masked."""
     batch, heads, rows, columns = masks[0].shape
@@ -89,3 +65,11 @@ def attend(
 
 
 LN2 = 0.6931471805599453
+
+PATCHES: list[Patch] = [
+    (flex, "_convert_mask_to_block_mask", lambda mask, *_, **__: (mask, None)),  # undivided
+    (flex, "_create_sparse_block_from_block_mask", _without_blocks),
+    (flex, "flex_attention_hop", attend),
+    (flex, "_validate_device", lambda *_: None),  # meta, too
+]
+"""What `flex_attention` and `create_block_mask` call in a trace, so that it has plain ops."""

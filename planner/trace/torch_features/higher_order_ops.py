@@ -6,9 +6,7 @@ loop is traced with the passes that it makes, which must not depend on data.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -17,26 +15,10 @@ from torch.overrides import _get_current_function_mode_stack
 
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.data_queries.queries import DataQueries
-from shardwright.planner.trace.thread_patches import patched_in_this_thread
-
-COND, LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
-SCAN, MAP = "torch._higher_order_ops.scan", "torch._higher_order_ops.map"
-for _name in (COND, LOOP, SCAN, MAP):
-    import_module(_name)
+from shardwright.planner.trace.thread_patches import Patch
 
 MAX_PASSES = 64
 """The most passes that are traced."""
-
-
-@contextmanager
-def higher_order_ops_as_python() -> Iterator[None]:
-    """Context manager in which these functions run as Python code in this thread."""
-    cond, loop = sys.modules[COND], sys.modules[LOOP]
-    scan, maps = sys.modules[SCAN], sys.modules[MAP]
-    refused = [(scan, "scan_op", _by_rows("scan")), (maps, "map_impl", _by_rows("map"))]
-    traced = [(cond, "cond_op", _cond), (loop, "while_loop_op", _while)]
-    with patched_in_this_thread([*traced, *refused]):
-        yield
 
 
 def _by_rows(name: str) -> Callable[..., Any]:
@@ -80,3 +62,16 @@ def _is_known(condition: Any) -> bool:
     queries = [m for m in _get_current_function_mode_stack() if isinstance(m, DataQueries)]
     is_tensor = isinstance(condition, torch.Tensor)
     return not is_tensor or any(m.value(condition) is not None for m in queries)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"torch._higher_order_ops.{name}")
+
+
+PATCHES: list[Patch] = [
+    (_module("cond"), "cond_op", _cond),
+    (_module("while_loop"), "while_loop_op", _while),
+    (_module("scan"), "scan_op", _by_rows("scan")),
+    (_module("map"), "map_impl", _by_rows("map")),
+]
+"""What these functions call in a trace: Python code."""

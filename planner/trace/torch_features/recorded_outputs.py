@@ -7,18 +7,13 @@ the model empties it. Here Python code runs, so that a context variable does, as
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from shardwright.planner.trace.thread_patches import patched_in_this_thread
+from shardwright.planner.trace.thread_patches import Patch
 
 
-@contextmanager
-def outputs_collected() -> Iterator[None]:
-    """Context manager in which this thread collects outputs of modules as in eager mode."""
+def collecting() -> list[Patch]:
+    """Return the patches with which outputs of modules are collected as in eager mode."""
     found: Any = sys.modules.get("transformers.utils.output_capturing")
     variable = getattr(found, "CompileableContextVar", None)
-    put = lambda one, value: one.context_var.set(value)  # noqa: E731
-    with patched_in_this_thread([(variable, "set", put)] if variable else []):
-        yield
+    return [(variable, "set", lambda one, value: one.context_var.set(value))] if variable else []

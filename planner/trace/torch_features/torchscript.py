@@ -9,30 +9,13 @@ becomes one op.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from shardwright.planner.trace.data_queries.errors import NeedsData
-from shardwright.planner.trace.thread_patches import patched_in_this_thread
-
-Compiled: Any = torch.jit.ScriptFunction
-
-
-@contextmanager
-def as_python() -> Iterator[None]:
-    """Context manager in which this thread calls compiled functions as Python code.
-
-    Other threads run on made-up or real data.
-    """
-    call = lambda compiled, *args, **kwargs: _code(compiled)(*args, **kwargs)  # noqa: E731
-    with (
-        patched_in_this_thread([(Compiled, "__call__", call)]),
-        torch.compiler.set_stance("force_eager"),
-    ):
-        yield
+from shardwright.planner.trace.thread_patches import Patch
 
 
 def _code(compiled: Any) -> Callable[..., Any]:
@@ -46,3 +29,11 @@ def _code(compiled: Any) -> Callable[..., Any]:
     if not written or "is_scripting" in found.__code__.co_names:
         raise NeedsData("it calls TorchScript that is not the same as Python code")
     return found
+
+
+def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    return _code(compiled)(*args, **kwargs)
+
+
+PATCHES: list[Patch] = [(torch.jit.ScriptFunction, "__call__", _call)]
+"""Compiled functions are called as Python code in a trace."""

@@ -15,11 +15,9 @@ from shardwright.errors import ModelError
 from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.runs.run import Runner
 from shardwright.planner.trace.runs.training_runs import batches_counted
-from shardwright.planner.trace.thread_patches import patched_in_this_thread
-from shardwright.planner.trace.torch_features.flex_attention import flex_attention_as_ops
-from shardwright.planner.trace.torch_features.higher_order_ops import higher_order_ops_as_python
-from shardwright.planner.trace.torch_features.recorded_outputs import outputs_collected
-from shardwright.planner.trace.torch_features.torchscript import as_python
+from shardwright.planner.trace.thread_patches import Patch, patched_in_this_thread
+from shardwright.planner.trace.torch_features import flex_attention, higher_order_ops, torchscript
+from shardwright.planner.trace.torch_features.recorded_outputs import collecting
 from shardwright.runtime.boundary.patches import parametrizations_in_place
 from shardwright.runtime.modules.attention import by_heads
 
@@ -27,23 +25,20 @@ from shardwright.runtime.modules.attention import by_heads
 @contextmanager
 def traceable(module: nn.Module) -> Iterator[None]:
     """Context manager in which code of `module` calls what can be recorded, and is answered."""
+    own: list[Patch] = [
+        (torch.utils, "swap_tensors", _refuse_swap),
+        (nn.Module, "load_state_dict", _refuse_state),
+        (stateless, "_functional_call", partial(_call_root, stateless._functional_call)),
+        (nn.Module, "__setattr__", partial(_set, nn.Module.__setattr__)),
+    ]
+    features = *torchscript.PATCHES, *flex_attention.PATCHES, *higher_order_ops.PATCHES
     with (
         by_heads(module),
         batches_counted(module),
-        as_python(),
-        flex_attention_as_ops(),
-        higher_order_ops_as_python(),
-        outputs_collected(),
+        torch.compiler.set_stance("force_eager"),
         answered(),
         parametrizations_in_place(),
-        patched_in_this_thread(
-            [
-                (torch.utils, "swap_tensors", _refuse_swap),
-                (nn.Module, "load_state_dict", _refuse_state),
-                (stateless, "_functional_call", partial(_call_root, stateless._functional_call)),
-                (nn.Module, "__setattr__", partial(_set, nn.Module.__setattr__)),
-            ]
-        ),
+        patched_in_this_thread([*features, *collecting(), *own]),
     ):
         yield
 
