@@ -78,10 +78,8 @@ class Operation:
     def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
         """Return the step for code without gradients, or None; `spent` as in `all_reduce`."""
         static = self.split is None or self.split.static
-        if self.group.size == 1:
+        if self.group.size == 1 or (self.forward == "identity" and static):
             return None
-        if self.forward == "identity" and static:  # with gradients, it is another tensor
-            return None if self.group.pg is not None else _another
         if self.forward == "all_reduce":
             return partial(all_reduce, group=self.group, spent=spent)
         if static and self.split is not None and self.forward in ACTIONS:
@@ -106,10 +104,6 @@ class Operation:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
         return self
-
-
-def _another(x: Tensor) -> Tensor:
-    return x.view_as(x)
 
 
 class _Redistribute(torch.autograd.Function):
