@@ -202,7 +202,10 @@ def forbid(now: SearchState) -> SearchState | None:
         )
     failed = {(now.task.graph.representative(name), shards) for name, shards in conflict.splits}
     restrictions = replace(now.restrictions, forbidden=now.restrictions.forbidden | failed)
-    return now.restart(restrictions=restrictions)
+    again = now.restart(restrictions=restrictions)
+    if PROJECTIONS not in restrictions.conventions:
+        return again
+    return replace(again, restrictions=restrictions, before=again)  # attention was replicated
 
 
 def split_along_sequence(now: SearchState) -> SearchState | None:
