@@ -140,15 +140,24 @@ def compared(name: str, phase: str, device: str, repeat: int) -> dict[str, Any]:
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*MODELS]))
 @click.option("--phase", type=click.Choice(["prefill", "train"]), default="train")
-@click.option("--rate", default="200mbit", help="Of the link between the hosts.")
+@click.option("--rate", default="1gbit", help="Of the link between the hosts.")
+@click.option("--device", help="A profile that was measured here before, in place of calibrating.")
 @click.option("--repeat", default=5, help="Runs of each plan.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
-def main(names: tuple[str, ...], phase: str, rate: str, repeat: int, path: Path | None) -> None:
+def main(
+    names: tuple[str, ...],
+    phase: str,
+    rate: str,
+    device: str | None,
+    repeat: int,
+    path: Path | None,
+) -> None:
     """Compare predicted with measured times on two hosts."""
     console, found = Console(stderr=True), []
     with hosts(rate), tempfile.TemporaryDirectory() as own:
-        device = f"{own}/profile.json"
-        on_hosts(["shardwright", "calibrate", "-o", device])
+        if device is None:
+            device = f"{own}/profile.json"
+            on_hosts(["shardwright", "calibrate", "-o", device])
         profile = json.loads(Path(device).read_text())
         for name in track(
             names or [*MODELS], "timing", console=console, disable=not console.is_terminal

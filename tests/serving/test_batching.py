@@ -1,5 +1,6 @@
 """transformers' continuous batching of split models, on processes: tokens of the whole model's."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prepare import as_planned
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.runs.batched_call import NotRead
+from shardwright.runtime.api import apply
 from shardwright.runtime.calls.batching import AT_ONCE, News, SentRequest, in_messages, shared
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.marks import long
+from tests.ranks import run_ranks
 
 from . import on_ranks
 
@@ -58,6 +63,31 @@ def test_a_plan_is_proven_for_it_on_request() -> None:
     how = as_planned(again)
     assert how["continuous_batching"]
     assert planning.plan(model, **how).calls == plans[1].calls
+
+
+def test_a_plan_for_it_trains_with_a_mask() -> None:
+    """In batches masks are [batch, 1, tokens, keys], and here [batch, tokens]."""
+    model = on_ranks.made(TINY)
+    plan = planning.plan(model, tp=2, continuous_batching=True)
+    ids = torch.randint(3, 50, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+    def step(local: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = local.train()(**given).loss
+        loss.backward()
+        return loss.detach(), {n: p.grad for n, p in local.named_parameters()}
+
+    def rank(mesh: Mesh) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        loss, grads = step(local)
+        return loss, full_tensors(local, grads)
+
+    want = step(copy.deepcopy(model))
+    for loss, grads in run_ranks(2, rank):
+        torch.testing.assert_close(loss, want[0])
+        torch.testing.assert_close(grads, want[1])
 
 
 FLEX: dict[str, Any] = {"attn_implementation": "flex_attention"}
