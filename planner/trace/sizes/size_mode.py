@@ -19,6 +19,7 @@ from shardwright.planner.trace.sizes.size_functions import (
     CONVOLUTIONS,
     COUNTING,
     CREATING,
+    INFERRING,
     LITERAL,
     PARTS,
     REPEATING,
@@ -64,6 +65,8 @@ class SizeMode(TorchFunctionMode):
         indexes = name == "__getitem__"
         reads = frozenset() if indexes else _reads_in((args, kwargs))
         notes.cutting |= reads
+        if name in INFERRING and -1 in _plain(tree_leaves((args[1:], kwargs))):
+            notes.inferred |= reads
         token = OF_SIZES.set(reads)
         try:
             out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
