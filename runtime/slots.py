@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -189,11 +190,26 @@ def _with_contents(value: Any, contents: dict[Any, Any]) -> Any:
     kind: Any = type(value)
     if isinstance(value, (tuple, list)):
         return kind(*contents.values()) if hasattr(value, "_fields") else kind(contents.values())
+    if kind is dict:
+        return contents
+    if isinstance(value, OrderedDict):
+        return _output(kind, contents)
     if isinstance(value, Mapping):
-        return contents if kind is dict else kind(**contents)
+        return kind(**contents)
     out = copy.copy(value)
     for name, new in contents.items():
         object.__setattr__(out, name, new)  # frozen or not
+    return out
+
+
+def _output(kind: Any, contents: Mapping[str, Any]) -> Any:
+    """An output of transformers with these contents, in their order: code may read it by number."""
+    fields = {f.name for f in dataclasses.fields(kind)}
+    out = kind(**{name: value for name, value in contents.items() if name in fields})
+    if [*out] != [*contents]:  # code may have put more into it, in any order
+        for name, value in contents.items():
+            out[name] = value
+            out.move_to_end(name)
     return out
 
 

@@ -9,7 +9,7 @@ from shardwright.planner.contract.plan_file import Replicated
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.graph import Use
-from shardwright.planner.strategies.obstacles import UNUSED, place
+from shardwright.planner.strategies.obstacles import BUFFER, UNUSED, place
 
 LARGE = 0.01
 """A parameter is large if it has at least this share of all bytes."""
@@ -66,6 +66,8 @@ def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
     ops = [op for op in graph.ops if used & set(op.inputs)]
     if not ops:
         return UNUSED
+    if use.is_buffer and use.stored in states.rigid:
+        return BUFFER
     for op in ops:
         if states.axes.rules.get(op.name) is None:
             return f"{place(op)} has no rule"

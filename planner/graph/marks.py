@@ -223,6 +223,10 @@ class Marks:
     """Dims whose length sizes new tensors (positions, masks). If such a dim were sharded, these
     tensors would get the length of the shard."""
 
+    inferred: set[tuple[str, int]] = _dims()
+    """Dims whose length is a size of a view beside one that torch infers (-1): it cannot if a rank
+    has nothing of such a dim."""
+
     def entries(self) -> Iterator[tuple[str, set[Any]]]:
         """Yield the name and the entries of every kind."""
         return ((name, getattr(self, name)) for name in KINDS)

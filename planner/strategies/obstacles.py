@@ -7,6 +7,7 @@ from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.states import States
 
 UNUSED = "the traced forward does not use it"
+BUFFER = "it is a buffer, and those stay replicated"
 
 
 def place(op: Op) -> str:
@@ -18,7 +19,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
     """Return why dim `dim` of a stored tensor cannot be sharded in any plan."""
     uses = [u for u in graph.uses if u.stored == stored]
     if all(u.is_buffer for u in uses):
-        return "it is a buffer, and those stay replicated"
+        return BUFFER
     read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
     if not any(u.used in read for u in uses):
         return UNUSED

@@ -7,7 +7,8 @@ loss) gather. For the rest of the planner these are axes like any others, opened
 Sequence lengths vary at run time, so a trace with one length proves less about them. Sequence axes
 stay unsharded in the root's own code, where the model's inputs enter and its outputs leave; where
 code outside of the blocks takes an element or a slice (the trace of `x[:, -keep:]` with keep = 0 is
-that of x itself); and where a length makes new tensors (positions, masks).
+that of x itself); where a length makes new tensors (positions, masks); and where torch infers
+another size beside it, which it cannot on a rank that has none of the tokens of a short sequence.
 """
 
 from __future__ import annotations
@@ -94,8 +95,10 @@ def open_sequence(graph: Graph, axes: Axes, size: int, must: bool = True) -> Ope
             atom = find(dim)
             if atom.kind == ATOM and atom.size == size:
                 found.setdefault(atom.id, f"{name}.{i}")
-    closed = frozenset(_closed(graph, axes))
-    local = frozenset(_local(graph))
+    inferred = {(n, i) for n, i in graph.marks.inferred if find(axes.dims[n][i]).id in found}
+    inferred = inferred if must else set()  # cp has no steps of a single token
+    closed = frozenset(_closed(graph, axes)) | inferred
+    local = frozenset(_local(graph)) - _with_any(graph, {n for n, _ in inferred})
     between = _between(graph, local)
     handed: dict[str, tuple[int, int]] = {}
     ends: dict[str, tuple[int, int]] = {}
@@ -136,6 +139,12 @@ def _local(graph: Graph) -> Iterator[str]:
     for owner in owners - {""}:
         if not any(name.startswith(f"{owner}.") for name in matrices):
             yield owner
+
+
+def _with_any(graph: Graph, names: set[str]) -> set[str]:
+    """Return the modules whose own code has one of these tensors."""
+    found = {b.module for b in graph.boundaries if b.side == "in" and b.target in names}
+    return found | {op.module for op in graph.ops if names & {*op.inputs, *op.outputs}}
 
 
 def _closed(graph: Graph, axes: Axes) -> Iterator[tuple[str, int]]:

@@ -87,6 +87,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     marks.overwritten = graph_facts.overwritten(graph)
     marks.fixed = graph_facts.fixed(graph, provenance.fixed) | marks.data_sized
     marks.counted = {(reads[n], dim) for n, dim in provenance.counted if n in reads}
+    marks.inferred = {(reads[n], dim) for n, dim in provenance.inferred if n in reads}
     if any(run.module for run in runs):
         marks.joined = graph_facts.joined(graph, module)
     has_loss = "labels" in inspect.signature(module.forward).parameters

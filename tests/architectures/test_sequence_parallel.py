@@ -214,3 +214,31 @@ def test_a_model_without_blocks() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     with pytest.raises(InfeasibleError, match="no stack of blocks"):
         planning.plan(model, tp=2, args=(torch.zeros(3, 19, 8),), sequence_parallel=True)
+
+
+class GroupedNorm(nn.Module):
+    """Norms groups of 64, whose number torch infers: it cannot for no tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 64, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        groups = x.reshape(*x.shape[:-1], -1, 64)
+        groups = groups / (groups.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+        return groups.flatten(-2) * self.weight
+
+
+@pytest.mark.usefixtures("all_double")
+def test_sizes_that_torch_infers() -> None:
+    """Of a decode step, all ranks but the first have no token: such a norm takes all of them."""
+    _, model = build("causal", "llama", torch.float64)
+    for layer in model.model.layers:
+        layer.input_layernorm = GroupedNorm()
+    plan = planning.plan(model, tp=4, sequence_parallel=True)
+    given = inputs(model, "llama", 3)
+    expected = reference(model, given)
+    for found in run_ranks(4, partial(compare, model, given, plan, expected=expected)):
+        assert found.logits <= 1e-9
+        assert found.gradients is not None and found.gradients <= 1e-9, found.worst
+        assert found.decode is not None and found.decode <= 1e-9

@@ -279,3 +279,19 @@ def test_a_module_whose_dry_run_always_fails(monkeypatch) -> None:
     monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
     with pytest.raises(ModelError, match="Within itself fails on meta.*RuntimeError: no"):
         planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
+
+
+def test_the_reason_of_a_large_buffer() -> None:
+    """Modules take their part of it when they read it, so a rank holds it all."""
+
+    class Scaled(mlps.Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(9, 128))
+
+        def between(self, y: Tensor) -> Tensor:
+            return y.relu() * self.scale[:3].sum(0)  # type: ignore[index]
+
+    plan = planned(Scaled(), features(m.WIDTH), 2)
+    reasons = {w.parameter: w.reason for w in plan.replicated}
+    assert reasons == {"scale": "it is a buffer, and those stay replicated"}

@@ -86,6 +86,9 @@ class Provenance:
     counted: set[tuple[int, int]] = field(default_factory=set)
     """Reads that are sizes of newly created tensors."""
 
+    inferred: set[tuple[int, int]] = field(default_factory=set)
+    """Reads that are sizes of a view beside one that torch infers (-1)."""
+
     cutting: set[tuple[int, int]] = field(default_factory=set)
     """Reads that functions get which may take parts of tensors by them."""
 

@@ -16,6 +16,9 @@ _unsafe_view resize broadcast_to
 LITERAL = {"view", "reshape", "expand", "unflatten", "_unsafe_view", "broadcast_to"}
 """Functions of `SIZED` in which a bare number is a size that the result has on every rank."""
 
+INFERRING = {"view", "reshape"}
+"""Functions of `SIZED` that infer a size given as -1, unless the others have the product 0."""
+
 SPLIT = {"split", "split_with_sizes"}
 PARTS = {"split", "tensor_split", "chunk", "unbind"}
 """Functions whose results code may go through, as often as lengths say."""

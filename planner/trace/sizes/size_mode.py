@@ -19,6 +19,7 @@ from shardwright.planner.trace.sizes.size_functions import (
     CONVOLUTIONS,
     COUNTING,
     CREATING,
+    INFERRING,
     LITERAL,
     PARTS,
     REPEATING,
@@ -65,6 +66,8 @@ class SizeMode(TorchFunctionMode):
         indexes = name == "__getitem__"
         reads = frozenset() if indexes else _reads_in((args, kwargs))
         notes.cutting |= reads
+        if name in INFERRING and -1 in _plain(tree_leaves((args[1:], kwargs))):
+            notes.inferred |= reads
         with holding(OF_SIZES, reads):
             out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
         return self._noted(name, args, kwargs, out)
