@@ -190,9 +190,9 @@ def _with_contents(value: Any, contents: dict[Any, Any]) -> Any:
     kind: Any = type(value)
     if isinstance(value, (tuple, list)):
         return kind(*contents.values()) if hasattr(value, "_fields") else kind(contents.values())
-    if kind is dict:
-        return contents
-    if isinstance(value, OrderedDict):
+    if kind in (dict, OrderedDict):
+        return kind(contents)
+    if isinstance(value, OrderedDict) and dataclasses.is_dataclass(value):
         return _output(kind, contents)
     if isinstance(value, Mapping):
         return kind(**contents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -112,3 +113,14 @@ def test_outputs_are_rebuilt_in_order() -> None:
     changed = replace(out, ("second",), lambda x: x + 1)
     assert [*changed] == ["first", "third", "more", "second"]
     assert float(changed[3]) == float(changed.second) == 1
+
+
+class Named(OrderedDict[str, Tensor]):
+    """Of nobody's fields."""
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, Named])
+def test_dicts_are_rebuilt_in_their_class_and_order(kind: type[dict[str, Tensor]]) -> None:
+    given = kind({"b": torch.zeros(1), "a": torch.zeros(1)})
+    changed = replace(given, ("a",), lambda x: x + 1)
+    assert type(changed) is kind and [*changed] == ["b", "a"] and float(changed["a"]) == 1
