@@ -117,17 +117,21 @@ def _sides(node: ast.Compare) -> list[ast.expr]:
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
     """Return the value of a variable, of its attribute or of an item with a constant key."""
-    if isinstance(node, ast.Name):
-        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
-    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+    match node:
+        case ast.Name(name):
+            return frame.f_locals.get(name, frame.f_globals.get(name))
+        case ast.Attribute(of, key) | ast.Subscript(of, ast.Constant(key)):
+            base = _value(of, frame)
+        case _:
+            return UNKNOWN
+    if base is UNKNOWN or isinstance(base, Tensor):
         return UNKNOWN
-    base = _value(node.value, frame)
-    if isinstance(node, ast.Attribute):
-        return UNKNOWN if isinstance(base, Tensor) else getattr(base, node.attr, None)
     try:
-        return base[ast.literal_eval(node.slice)] if isinstance(base, (tuple, list, dict)) else None
-    except (LookupError, TypeError, ValueError):
-        return UNKNOWN
+        if isinstance(node, ast.Attribute):
+            return getattr(base, key)
+        return base[key] if isinstance(base, (tuple, list, dict)) else None
+    except Exception:  # properties may raise anything, as may keys that are not there yet
+        return None
 
 
 def _asks_class(node: ast.expr) -> bool:
