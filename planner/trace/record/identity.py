@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from textwrap import dedent
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -121,15 +121,15 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
         case ast.Name(name):
             return frame.f_locals.get(name, frame.f_globals.get(name))
         case ast.Attribute(of, key) | ast.Subscript(of, ast.Constant(key)):
-            base = _value(of, frame)
+            base, at = _value(of, frame), cast("Any", key)
         case _:
             return UNKNOWN
     if base is UNKNOWN or isinstance(base, Tensor):
         return UNKNOWN
     try:
         if isinstance(node, ast.Attribute):
-            return getattr(base, key)
-        return base[key] if isinstance(base, (tuple, list, dict)) else None
+            return getattr(base, at)
+        return base[at] if isinstance(base, (tuple, list, dict)) else None
     except Exception:  # properties may raise anything, as may keys that are not there yet
         return None
 
