@@ -33,7 +33,7 @@ from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
-from shardwright.runtime.model.unregistered import check_same_tensors
+from shardwright.runtime.model.unregistered import check_same_tensors, held_apart
 from shardwright.runtime.modules.apply_modules import apply_modules
 from shardwright.runtime.modules.parameters import make_dtensors
 from shardwright.runtime.modules.recomputation import recompute_blocks
@@ -194,7 +194,8 @@ def split_and_read(
 def _finish(model: nn.Module, plan: Plan, ranks: Mesh) -> None:
     """Make DTensors of local parameters, and average their gradients over copies."""
     make_dtensors(model, ranks)
-    average_gradients(model, {name: ranks[name] for name in plan.batch_dims})
+    groups = {name: ranks[name] for name in plan.batch_dims}
+    average_gradients(model, groups, (held.tensor for held in held_apart(model)))
 
 
 def _open_checkpoint(

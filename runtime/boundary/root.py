@@ -39,6 +39,7 @@ from shardwright.runtime.communication.generators import draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.logits.split_logits import LossSeal
+from shardwright.runtime.model.unregistered import held_apart
 from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
 from shardwright.runtime.slots import named
@@ -193,7 +194,7 @@ class RootModule(LocalModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = super().__deepcopy__(memo)
         if (copies := twin._shardwright.model.copies) is not None:
-            average_gradients(twin, copies.groups)
+            average_gradients(twin, copies.groups, (held.tensor for held in held_apart(twin)))
         return twin
 
     def _shardwright_save_pretrained(

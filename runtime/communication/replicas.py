@@ -26,19 +26,20 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.runtime.communication.collectives import all_reduce
 from shardwright.runtime.communication.mesh import Group
-from shardwright.runtime.model.unregistered import held_apart
 
 
-def average_gradients(model: nn.Module, groups: Mapping[str, Group]) -> None:
+def average_gradients(
+    model: nn.Module, groups: Mapping[str, Group], apart: Iterable[Tensor] = ()
+) -> None:
     """Average the gradient of each parameter of `model` over each of `groups` from now on.
 
-    So are those of tensors in its attributes. `groups` has the ranks that share a batch, by mesh
-    dim.
+    `groups` has the ranks that share a batch, by mesh dim. `apart` are other tensors of the model
+    that may be trained.
     """
     groups = {name: group for name, group in groups.items() if group.size > 1}
     if not groups:
         return
-    copies = Copies(model, groups)
+    copies = Copies(model, groups, apart)
     copies.watch(copies.parameters())
     if (state := model.__dict__.get("_shardwright")) is not None and state.model is not None:
         state.model.copies = copies
@@ -64,17 +65,17 @@ class Copies:
     checkpointing).
     """
 
-    def __init__(self, model: nn.Module, groups: Mapping[str, Group]) -> None:
+    def __init__(
+        self, model: nn.Module, groups: Mapping[str, Group], apart: Iterable[Tensor]
+    ) -> None:
         self.model, self.groups = model, groups
-        kept = [held.tensor for held in held_apart(model)]
-        self.kept: Any = [tensor for tensor in kept if tensor.is_leaf and tensor.requires_grad]
-        """Tensors that are trained and that torch has not registered."""
+        self.apart: Any = [tensor for tensor in apart if tensor.is_leaf and tensor.requires_grad]
         self.hooks: dict[int, list[Any]] = {}
         self.passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what is averaged."""
-        return [*self.model.parameters(), *self.kept]
+        return [*self.model.parameters(), *self.apart]
 
     def watch(self, parameters: Iterable[nn.Parameter | None]) -> None:
         """Hook these parameters, including new ones and those that are not trained yet."""
