@@ -4,11 +4,12 @@
     sudo python -m benchmarks.links llama --phase train    one model
 
 The hosts are network namespaces of this machine, and `tc` slows the link between them. `shardwright
-calibrate` measures both levels. Then every mesh is planned, some with sequence parallelism and with
-blocks that are computed again, and all plans of a model are timed in turn on gloo ranks. Prints the
+calibrate`'s code measures both levels. Then every mesh is planned, some with sequence parallelism
+and blocks that are computed again, and a model's plans are timed in turn on gloo ranks. Prints the
 rank correlation of predicted and measured times, and how far the chosen plan is from the fastest.
 Exits with 1 if the correlation is below 0.85 for a model, or the chosen plan is 5 % slower for more
-than one model in ten. Needs Linux, root, and `ip` and `tc`.
+than one model in ten. Needs Linux, root, `ip` and `tc`, and a core for each rank: where ranks share
+cores, as eight do on two, the times of ops depend on what the others do, and it fails.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def main(
     with hosts(rate), tempfile.TemporaryDirectory() as own:
         if device is None:
             device = f"{own}/profile.json"
-            on_hosts(["shardwright", "calibrate", "-o", device])
+            on_hosts(["benchmarks.links_rank", device])
         profile = json.loads(Path(device).read_text())
         for name in track(
             names or [*MODELS], "timing", console=console, disable=not console.is_terminal

@@ -1,4 +1,4 @@
-"""A rank of `links.py`: times a step of each plan in a folder, in turn."""
+"""A rank of `links.py`: times a step of each plan in a folder, in turn, or measures the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.devices import calibrate
 
 BATCH, SEQ, VOCABULARY = 4, 64, 2048
 """Sequences of a step, and tokens of each."""
@@ -78,9 +81,41 @@ def step(model: Any, plan: Plan, ids: torch.Tensor) -> None:
         model.zero_grad()
 
 
-def main() -> None:
+def together(
+    cases: Sequence[calibrate.Case], much: calibrate.Effort, times: int = 8
+) -> list[float]:
+    """Return the seconds of each case while all ranks do it several times: they share cores."""
+
+    def spent(times: int, call: Callable[[], object]) -> float:
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(times):
+            call()
+        dist.barrier()
+        return time.perf_counter() - begun
+
+    out = []
+    for case in cases:
+        call = partial(case.call, case.given())
+        every = [spent(times, call) - spent(0, call) for _ in range(much.turns + 1)]
+        out.append(max(statistics.median(every[1:]) / times, 1e-9))
+    found = torch.tensor(out, dtype=torch.float64)
+    dist.all_reduce(found)
+    return (found / dist.get_world_size()).tolist()
+
+
+def measure_machine(file: Path) -> None:
+    """Write a profile as `shardwright calibrate` does, but measured by `together`."""
+    setattr(calibrate, "_seconds", lambda cases, _, much, __: together(cases, much))  # noqa: B010
+    device = calibrate.start()
+    profile = calibrate.measure(device, calibrate.Effort(2**22, 512, 15), lambda: None)
+    if dist.get_rank() == 0:
+        file.write_text(json.dumps(profile.model_dump(exclude_none=True)))
+    dist.destroy_process_group()
+
+
+def time_plans(folder: Path) -> None:
     """Time all plans; the first rank writes the seconds of each."""
-    folder = Path(sys.argv[1])
     job = json.loads((folder / "job.json").read_text())
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -104,4 +139,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    at = Path(sys.argv[1])
+    time_plans(at) if at.is_dir() else measure_machine(at)

@@ -33,7 +33,12 @@ from torch import Tensor
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import dtype_name
 from shardwright.planner.devices.device import SECOND, Device, Flops, Hosts, Link, Links, sent
-from shardwright.runtime.communication.collectives import all_gather, all_to_all, reduce_scatter
+from shardwright.runtime.communication.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+)
 from shardwright.runtime.communication.mesh import Group
 
 HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json"
@@ -203,7 +208,7 @@ def _cases(
     made = torch.ones(much.side, much.side, device=device)
     square = {dtype: made.to(dtype) for dtype in DTYPES}
     calls = {  # as the runtime runs them, without the copy that its all-reduce begins with
-        "all_reduce": partial(dist.all_reduce, group=group.pg),
+        "all_reduce": partial(all_reduce, group=group, spent=True),
         "all_gather": lambda x: all_gather(x, group),
         "reduce_scatter": lambda x: reduce_scatter(x, group),
         "all_to_all": lambda x: all_to_all(x, [1] * group.size, [1] * group.size, group),
