@@ -33,7 +33,7 @@ zoo: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo --tp 8 --sample --json benchmarks/results/zoo_tp8.json
 
 # The newest releases that pip finds, beside those of .venv, under some tests: a few minutes. It may
-# fail, and `test` does not run it: then a release has changed what plans or loading hang on.
+# fail, which CI tells but does not count: then a release has changed what plans or loading hang on.
 newest: $(INSTALLED)
 	rm -rf build/newest
 	$(BIN)/python -m pip install -q --no-deps --target build/newest \
