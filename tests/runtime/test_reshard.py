@@ -353,3 +353,16 @@ def test_wrong_shapes_are_named():
         change(torch.zeros(3, 4))
     with pytest.raises(PlanError, match="whole shapes differ"):
         Reshard(parse("4@tp"), parse("5"), Mesh.shape_only({"tp": (0, 2)}))
+
+
+def test_what_acts_only_in_backward_is_checked_where_it_may_act() -> None:
+    """Dry runs have no gradients; integers and masks never have any."""
+    mesh = Mesh.shape_only({"tp": (0, 2)})
+    change = Reshard(parse("?, 8"), parse("?, 8 | grad-partial tp"), mesh)
+    assert not change.forward
+    other = torch.ones(3, 4)
+    assert change(other) is other
+    with torch.no_grad(), pytest.raises(PlanError, match="should have shape"):
+        change(other)
+    with pytest.raises(PlanError, match="should have shape"):
+        change(other.clone().requires_grad_())
