@@ -80,18 +80,14 @@ def meshes(
     for tp in (n for n in range(ranks - 1, 0, -1) if ranks % n == 0):
         copies = ranks // tp
         dp = max(n for n in range(1, min(copies, workload.batch) + 1) if copies % n == 0)
-        if dp < copies:
-            cp = copies // dp
-            if "decode" not in workload.phases and workload.seq >= ROWS * cp:
-                mesh = {CP: cp, TP: tp} if dp == 1 else {"dp": dp, CP: cp, TP: tp}
-                yield mesh, "ddp"
-                if trains and dp > 1:
-                    yield mesh, "fsdp"
+        cp = copies // dp
+        if cp > 1 and ("decode" in workload.phases or workload.seq < ROWS * cp):
             continue
-        yield {"dp": copies, TP: tp}, "ddp"
-        if trains:
-            yield {"dp": copies, TP: tp}, "fsdp"
-        if spreads():
+        mesh = {name: n for name, n in {"dp": dp, CP: cp}.items() if n > 1} | {TP: tp}
+        yield mesh, "ddp"
+        if trains and dp > 1:
+            yield mesh, "fsdp"
+        if cp == 1 and spreads():
             yield {EP: copies, TP: tp}, "ddp"
             within = gcd(cluster.gpus_per_host // tp, copies)
             if 1 < within < copies:

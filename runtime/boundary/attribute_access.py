@@ -92,10 +92,8 @@ def assigned_attribute(name: str) -> property:
         stored = self.__dict__["_parameters"][name]
         if isinstance(stored, DTensor):
             return stored
-        used = seen.fget(
-            self
-        )  # in a dry run, which compares what code does that asks for its class
-        used._is_param = True
+        used = seen.fget(self)  # in a dry run
+        used._is_param = True  # it compares what code does that asks for nn.Parameter
         return used
 
     return property(get, seen.fset, doc=seen.__doc__)

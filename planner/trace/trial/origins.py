@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shardwright.planner.trace.record.op_tensors import tensors_in
 
 Origin = frozenset[str]
-Origins = tuple[Origin | None, ...]
+Origins = tuple[Origin, ...]
 
 UNKNOWN = Origin()
 
@@ -41,15 +41,10 @@ def keep_origin(values: Any, base: Any) -> None:
 
 def name_parameters(root: nn.Module) -> None:
     """Note the names of parameters and buffers of `root`; those of tied ones have several."""
-    names: dict[int, set[str]] = {}
-    tensors: dict[int, Tensor] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
-                tensors[id(tensor)] = tensor
-                names.setdefault(id(tensor), set()).add(f"{path}.{name}" if path else name)
-    for key, tensor in tensors.items():
-        set_origin(tensor, Origin(names[key]))
+                set_origin(tensor, _origin(tensor) | {f"{path}.{name}"})
 
 
 def agree(some: Origins, others: Origins) -> bool:
