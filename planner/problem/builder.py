@@ -78,7 +78,11 @@ class CostFunctionNetwork:
 
 
 def build_network(
-    graph: Graph, states: States, costs: Costs, rigid: frozenset[str] = frozenset()
+    graph: Graph,
+    states: States,
+    costs: Costs,
+    rigid: frozenset[str] = frozenset(),
+    wider: CostFunctionNetwork | None = None,
 ) -> CostFunctionNetwork:
     """Return the problem of choosing a state for every tensor of `graph`.
 
@@ -88,15 +92,19 @@ def build_network(
         states: Domains of the tensors.
         costs: Prices.
         rigid: Modules at whose boundaries no tensor may be redistributed.
+        wider: The same problem with more states, whose factors are narrowed instead of made anew.
     """
     builder = _Builder(graph, states, costs)
-    builder.add_demands()
-    builder.add_stores()
-    builder.add_ops()
-    builder.add_uses()
-    builder.add_boundaries(rigid)
-    builder.add_repeats()
-    return CostFunctionNetwork(builder.problem, builder.variables, states, builder.movable)
+    if wider is not None:
+        builder.narrow(wider)
+    else:
+        builder.add_demands()
+        builder.add_stores()
+        builder.add_ops()
+        builder.add_uses()
+        builder.add_boundaries(rigid)
+        builder.add_repeats()
+    return CostFunctionNetwork(builder.problem, builder.variables, states, builder.movable())
 
 
 class _Builder:
@@ -105,7 +113,6 @@ class _Builder:
     def __init__(self, graph: Graph, states: States, costs: Costs) -> None:
         self.graph, self.states, self.costs = graph, states, costs
         self.problem = Problem(COMPONENTS)
-        self.movable = 0
         self.variables: dict[str, int] = {}
         self.index: dict[str, dict[State, int]] = {}
         numbered: dict[int, dict[State, int]] = {}
@@ -145,6 +152,31 @@ class _Builder:
         pairs = ((i, index[s]) for s, i in self.index[one].items() if s in index)
         self.problem.factor(label, self.scope((one, other)), [Row(p, FREE) for p in pairs])
 
+    def narrow(self, wider: CostFunctionNetwork) -> None:
+        """Add the factors of a network with more states, without the rows of these."""
+        numbers: dict[int, dict[int, int]] = {}
+        for name, variable in self.variables.items():
+            before, index = wider.states.domain(name), self.index[name]
+            if len(index) < len(before):
+                numbers[variable] = {i: index[s] for i, s in enumerate(before) if s in index}
+        for factor in wider.problem.factors:
+            rows = factor.rows
+            for place, variable in enumerate(factor.scope):
+                if (new := numbers.get(variable)) is not None:
+                    rows = [
+                        Row((*x[:place], new[x[place]], *x[place + 1 :]), costs)
+                        for x, costs in rows
+                        if x[place] in new
+                    ]
+            self.problem.factor(factor.name, factor.scope, rows)
+
+    def movable(self) -> int:
+        """Return `CostFunctionNetwork.movable`."""
+        held, stored = self.costs.holdings, {u.stored for u in self.graph.uses}
+        domains = {n: self.states.domain(n) for n in held.names if n in stored}
+        several = ((n, domain) for n, domain in domains.items() if len(domain) > 1)
+        return sum(min(held.bytes(n, s) for s in domain) for n, domain in several)
+
     def add_demands(self) -> None:
         """Add the demands of outputs, hidden states and marks, and the costs that break ties."""
         graph = self.graph
@@ -174,10 +206,7 @@ class _Builder:
         held, stored = self.costs.holdings, dict.fromkeys(u.stored for u in self.graph.uses)
         for name in held.names:
             domain = self.states.domain(name)
-            sizes = {s: held.bytes(name, s) for s in domain}
-            if name in stored and len(domain) > 1:
-                self.movable += min(sizes.values())
-            self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
+            self.unary(name, "held", {s: (held.bytes(name, s), 0, 0, 0, 0) for s in domain})
         for name in stored:
             times, domain = self.graph.times(name), self.states.domain(name)
             found = {s: self.costs.redistributions.averaging_cost(name, s) for s in domain}

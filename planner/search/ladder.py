@@ -202,7 +202,7 @@ def forbid(now: SearchState) -> SearchState | None:
         )
     failed = {(now.task.graph.representative(name), shards) for name, shards in conflict.splits}
     restrictions = replace(now.restrictions, forbidden=now.restrictions.forbidden | failed)
-    again = now.restart(restrictions=restrictions)
+    again = replace(now.restart(restrictions=restrictions), formulation=now.formulation)
     if PROJECTIONS not in restrictions.conventions:
         return again
     return replace(again, restrictions=restrictions, before=again)  # attention was replicated

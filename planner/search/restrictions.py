@@ -43,14 +43,9 @@ class Restrictions:
 class UnpinnedProblem:
     """Prices, and the problem without pins and conventions, for the restrictions `splits`."""
 
-    task: Task
     costs: Costs
+    network: CostFunctionNetwork
     splits: tuple[Splits, frozenset[str]]
-
-    @cached_property
-    def network(self) -> CostFunctionNetwork:
-        """The problem."""
-        return build_network(self.task.graph, self.costs.states, self.costs, self.task.rigid)
 
     @cached_property
     def small(self) -> Presolved | None:
@@ -96,16 +91,21 @@ def unpinned_problem(
 ) -> UnpinnedProblem:
     """Return the problem of a task without pins and conventions.
 
-    It is taken from `earlier`, another formulation of the same task, if that has the same splits.
+    It is taken from `earlier`, another formulation of the same task, if that has the same splits,
+    and narrowed from it, if it forbids fewer.
     """
     if earlier is not None and earlier.unpinned.splits == restrictions.splits:
         return earlier.unpinned
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
+    wider = None
+    if earlier is not None and earlier.unpinned.splits[1] == gathered:
+        wider = earlier.unpinned.network if earlier.unpinned.splits[0] <= forbidden else None
     graph, axes, copies = task.graph, task.axes, task.kept_copies
     shares = task.workload.dp == "fsdp"
     states = States(graph, axes, task.tp, task.lookups, forbidden, task.sequence, task.sub, shares)
     costs = Costs(graph, axes, states, task.workload, task.caches, gathered, copies=copies)
-    return UnpinnedProblem(task, costs, restrictions.splits)
+    network = build_network(graph, states, costs, task.rigid, wider)
+    return UnpinnedProblem(costs, network, restrictions.splits)
 
 
 def formulate(

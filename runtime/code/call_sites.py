@@ -13,6 +13,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from itertools import islice
 from types import CodeType, FunctionType
 
@@ -33,6 +34,7 @@ def method_of(kind: type, name: str) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
+@lru_cache(maxsize=64)
 def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
     """The name of a call in `method`; None if the source is missing or differs from what runs.
 

@@ -121,6 +121,8 @@ def decoded(
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or has_switch(module, SWITCH)):
         return []
+    if not (cache_argument(_names(module)) or getattr(module, "can_generate", lambda: True)()):
+        return []  # the switch is in the config of an encoder
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
     filling = [run._replace(fills=fills or decoding.only_taken(module)) for run in filling]
     given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
