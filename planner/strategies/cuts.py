@@ -38,11 +38,14 @@ def _joined(parts: Sequence[Sequence[frozenset[int]]]) -> list[frozenset[int]]:
 
 
 def cut_at_run_time(dim: Dim) -> set[int]:
-    """Return the atoms of the concatenations in `dim` that have a part of run-time size."""
+    """Return the atoms of the concatenations in `dim` that have a part of run-time size.
+
+    The first axis of a part counts: an input may be multiplied with the channels of heads.
+    """
     dim = find(dim)
     if dim.kind == ATOM:
         return set()
-    if dim.kind == CONCAT and any(a.unshardable for a in atoms_of(dim)):
+    if dim.kind == CONCAT and any(a.unshardable for c in dim.children for a in atoms_of(c)[:1]):
         return {a.id for a in atoms_of(dim)}
     return set().union(*(cut_at_run_time(c) for c in dim.children))
 

@@ -137,3 +137,69 @@ def test_what_is_cut_by_sizes_of_the_model_is_split() -> None:
     model = Halves().double()
     found = plan(model, 2, args=(torch.randn(3, 19, 16).double(),))
     assert found.modules["both"].parameters["weight"].placement == "32@tp + 32@tp, 16"
+
+
+class HeadedPlaces(nn.Module):
+    """A table with a row for each head and place, heads first: as many heads as others split."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.heads, self.table = how, 4, nn.Parameter(torch.randn(4 * LONGEST, 8))
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        if self.how == "slice":
+            rows = self.table[: self.heads * n]
+        else:
+            rows = self.table.split([self.heads * n, self.heads * (LONGEST - n)])[0]
+        y = self.up(x).unflatten(-1, (self.heads, 8)).transpose(1, 2)
+        y = y * rows.view(self.heads, n, 8)
+        return self.down(y.transpose(1, 2).flatten(2).relu())
+
+
+@pytest.mark.parametrize("how", ["slice", "split"])
+def test_rows_of_heads_and_places(how: str) -> None:
+    assert_equal_at_any_length(HeadedPlaces(how).double())
+
+
+class TurnedByInput(nn.Module):
+    """A fused projection; queries and keys are turned by an input with their own pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.up = 4, nn.Linear(16, 3 * 32 + 24)
+        self.down = nn.Linear(32 + 24, 16)
+
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        qkv, rest = self.up(x).split([96, 24], -1)
+        q, k, v = qkv.view(*x.shape[:2], 3, self.heads, 8).permute(2, 0, 3, 1, 4)
+
+        def turned(t: Tensor) -> Tensor:
+            pairs = t.reshape(*t.shape[:-1], -1, 1, 2)
+            found = turns[..., 0] * pairs[..., 0] + turns[..., 1] * pairs[..., 1]
+            return found.reshape(*t.shape)
+
+        y = F.scaled_dot_product_attention(turned(q), turned(k), v).transpose(1, 2).flatten(2)
+        return self.down(torch.cat([y, F.gelu(rest)], -1))
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_an_input_as_wide_as_parts_of_a_fused_weight(tp: int) -> None:
+    """Its sizes are not taken for those at which the weight is cut."""
+
+    def inputs(batch: int, n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(batch, n, 16).double(), torch.randn(batch, 1, n, 4, 2, 2).double()
+
+    model = TurnedByInput().double()
+    found = plan(model, tp, args=inputs(3, 19))
+    assert "tp" in found.modules["up"].parameters["weight"].placement
+    for n in (7, 32):
+        given = inputs(2, n)
+        want = model(*given)
+
+        def rank(mesh: Mesh, given: tuple[Tensor, Tensor] = given) -> Tensor:
+            return apply(copy.deepcopy(model), found, mesh)(*given)
+
+        for got in run_ranks(tp, rank):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-9)

@@ -121,13 +121,13 @@ def decoded(
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or has_switch(module, SWITCH)):
         return []
-    if not (cache_argument(_names(module)) or getattr(module, "can_generate", lambda: True)()):
-        return []  # the switch is in the config of an encoder
+    # The config of an encoder may have the switch as well.
+    goes_on = cache_argument(_names(module)) or getattr(module, "can_generate", lambda: True)()
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
     filling = [run._replace(fills=fills or decoding.only_taken(module)) for run in filling]
     given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
     for n, several in enumerate(tokens):
-        steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))]
+        steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))] if goes_on else []
         calls = [_run(step)._replace(resumes=True) for step in steps]
         if several > 1 and embedded:
             every = [*_each(embedded)]
@@ -135,7 +135,7 @@ def decoded(
             behind = [_run(_without(s, p))._replace(resumes=True) for p in parts for s in steps]
             calls = [*behind, *(_run(_without(inputs, each)) for each in every), *calls]
         found.append(tuple(calls))
-    return found
+    return [wish for wish in found if wish]
 
 
 def _each(embedded: Mapping[str, Tensor | None]) -> Iterator[Mapping[str, Tensor | None]]:
