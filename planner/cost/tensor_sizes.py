@@ -44,6 +44,7 @@ class TensorSizes:
         self._given_keys = keys
         self._counts: dict[int, bool] = {}
         self._bytes: dict[object, int] = {}
+        self._at_rest: dict[object, int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._alike: dict[str, int] = {}
 
@@ -81,13 +82,13 @@ class TensorSizes:
         """The dims that count keys of attention, and the tensors in the KV cache."""
         return self._given_keys or find_keys(self.graph, self.axes, self.counts_tokens)
 
-    def length(self, dim: Dim, cut: Cut, run: Pass, keys: bool) -> int:
-        """Return the length of `dim` on the rank in a pass, with `cut` sharded.
+    def length(self, dim: Dim, cut: Cut, run: Pass | None, keys: bool = False) -> int:
+        """Return the length of `dim` on the rank in a pass, with `cut` sharded; None is at rest.
 
         With `keys` the dim counts all tokens that attention attends to, not only the new ones.
         """
         dim = find(dim)
-        if dim.id in self.run_time:
+        if run is not None and dim.id in self.run_time:
             tokens = run.keys if keys else run.queries
             word = self.run_time[dim.id]
             size = {"batch": run.batch, "seq": tokens, "rows": run.batch * tokens}[word]
@@ -97,7 +98,7 @@ class TensorSizes:
             parts = [self.length(c, cut, run, keys) for c in dim.children]
             return prod(parts) if dim.kind == "product" else sum(parts)
         mask = mask_at(cut, dim.id)
-        if dim.id in self.run_time:  # ranks share tokens evenly
+        if run is not None and dim.id in self.run_time:  # ranks share tokens evenly
             return -(-size // self.sub.size(mask))
         return self.sub.part(size, mask, self.rank) if mask else size
 
@@ -125,11 +126,12 @@ class TensorSizes:
         Copies of the model share a parameter out along its first dim.
         """
         tensor, dims = self.graph.tensors[name], self.axes.dims[name]
-        size = tensor.stored_bytes(self.bytes(name, state) // tensor.dtype.itemsize)
-        size = self.of_own_experts(name, size)
+        at = self.alike(name), state.shards
+        elements = made_once(self._at_rest, at, lambda: self._measure(dims, state))
+        size = self.of_own_experts(name, tensor.stored_bytes(elements))
         if not state.shared or not dims:
             return size
-        rows = self.length(dims[0], cut_of(state.shards, 0), self.passes[0], False)
+        rows = self.length(dims[0], cut_of(state.shards, 0), None)
         return size // max(rows, 1) * -(-rows // self.workload.replicas)
 
     @cached_property
@@ -145,12 +147,17 @@ class TensorSizes:
         return size // first * min(first, -(-count // self.workload.spread))
 
     def _measure(
-        self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None
+        self,
+        dims: Sequence[Dim],
+        state: State,
+        run: Pass | None = None,
+        keys: frozenset[int] | None = None,
     ) -> int:
-        if keys is None:
+        if keys is None and run is not None:
             keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.counts_tokens)
+        counts = keys or ()
         return prod(
-            self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
+            self.length(d, cut_of(state.shards, k), run, k in counts) for k, d in enumerate(dims)
         )
 
     def traffic_at(self, op: Op, i: int, state: State, run: Pass) -> int:

@@ -230,3 +230,21 @@ def test_a_copy_of_the_model_caches_its_own_sequences() -> None:
     copies = plan(config, mesh={"dp": 4, "tp": 1}, phase="decode", batch=8)
     assert alone.predicted.memory == copies.predicted.memory
     assert alone.predicted.memory is not None and alone.predicted.memory.cache > 0
+
+
+def test_a_table_that_is_cut_by_a_length_is_held_whole() -> None:
+    """However many tokens the workload has."""
+
+    class Placed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = torch.nn.Parameter(torch.zeros(64, 16))
+            self.up, self.down = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.up(x + self.places[: x.shape[1]]).relu())
+
+    made = Placed()
+    found = plan(made, 1, args=(torch.zeros(3, 19, 16),), batch=2, seq=4096)
+    assert found.predicted.parameter_bytes == [4 * sum(p.numel() for p in made.parameters())]
+    assert found.predicted.memory.parameters == found.predicted.parameter_bytes[0]
