@@ -69,6 +69,24 @@ def test_levels_by_hand() -> None:
     assert (L4.way("all_reduce", size, 8), L4.way("all_reduce", size, 2, 2)) == ("", "ring")
 
 
+def test_an_all_to_all_leaves_each_device_by_its_own_way_out() -> None:
+    """Of 16 parts on two hosts, 8 are for the other host; a ring would send them through once."""
+    out = 20_000 + 8 * 10**8 // 16 * 8 * 10**9 // (50 * 10**9)
+    assert H100.collective("all_to_all", 8 * 10**8, 16, 2) == out
+    assert H100.way("all_to_all", 8 * 10**8, 16, 2) == ""
+    one_a_host = 20_000 + 4 * 10**8 * 10**9 // (50 * 10**9)
+    assert H100.collective("all_to_all", 8 * 10**8, 2, 2) == one_a_host
+
+
+def test_a_backend_that_only_makes_rings_goes_in_rings() -> None:
+    """As gloo does."""
+    assert L4.hosts is not None
+    rings = L4.model_copy(update={"hosts": L4.hosts.model_copy(update={"levels": False})})
+    given = "all_reduce", 8 * 10**8, 16, 2
+    assert (L4.way(*given), rings.way(*given)) == ("levels", "ring")
+    assert rings.collective(*given) == L4.ring(*given) > L4.collective(*given)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_hosts_are_never_faster_than_one(kind: str) -> None:
     for profile, size, hosts in product((H100, L4), (10**3, 10**6, 10**9), (2, 4)):
