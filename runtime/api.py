@@ -194,8 +194,7 @@ def split_and_read(
 def _finish(model: nn.Module, plan: Plan, ranks: Mesh) -> None:
     """Make DTensors of local parameters, and average their gradients over copies."""
     make_dtensors(model, ranks)
-    groups = {name: ranks[name] for name in plan.batch_dims}
-    average_gradients(model, groups, (held.tensor for held in held_apart(model)))
+    average_gradients(model, ranks, plan.batch_dims, (held.tensor for held in held_apart(model)))
 
 
 def _open_checkpoint(

@@ -205,7 +205,7 @@ class CollectiveCount(SparsePart):
     way: Way = Field(
         default="",
         description="how they are priced, which is the cheaper way: in one ring over all hosts, or "
-        "by levels, within hosts and between them; left out for one host",
+        "by levels, within hosts and between them; left out for one host and for an all-to-all",
     )
 
 

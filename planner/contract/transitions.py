@@ -8,7 +8,7 @@ table, the checker verifies by it, the runtime carries them out, and reports nam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -204,3 +204,24 @@ def route(before: Kind, after: Kind) -> tuple[Transition, ...] | None:
         if (before, between) in TRANSITIONS and (between, after) in TRANSITIONS:
             return TRANSITIONS[before, between], TRANSITIONS[between, after]
     return None
+
+
+BUCKET = 25 << 20
+"""Most bytes of gradients that copies of the model average together, as in DDP."""
+
+
+def buckets(sizes: Sequence[int]) -> list[list[int]]:
+    """Return which gradients copies of the model average in one all-reduce, by their positions.
+
+    The smallest come first, so that how many there are does not depend on the order of `sizes`,
+    the bytes of gradients of one kind. One that is larger than a bucket is alone.
+    """
+    out: list[list[int]] = []
+    room = -1
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if sizes[i] > room:
+            out.append([])
+            room = BUCKET
+        out[-1].append(i)
+        room -= sizes[i]
+    return out

@@ -6,9 +6,8 @@ module applies them to states of tensors, in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,8 @@ from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.contract.transitions import (
     ALL_GATHER,
-    ALL_REDUCE,
     APART,
+    BUCKET,
     IDENTITY,
     REDUCE_SCATTER,
     Action,
@@ -34,7 +33,7 @@ from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
 from shardwright.planner.graph.graph import Boundary, Graph, once_a_graph
 from shardwright.planner.strategies.mask_steps import MaskStep, steps, without
-from shardwright.planner.strategies.state import State, cut_of, made_partial
+from shardwright.planner.strategies.state import REPLICATED, State, cut_of, made_partial
 from shardwright.planner.strategies.states import States
 
 Edge = tuple[str, str, str]
@@ -45,7 +44,8 @@ class Traffic(NamedTuple):
     """The collectives of one redistribution, forward and backward.
 
     `copied` and `copied_back` are the bytes that local copies read and write, forward and backward.
-    `waits` and `waits_back` count how often the host waits for a value.
+    `waits` and `waits_back` count how often the host waits for a value. `averaged` is an all-reduce
+    of a gradient over copies of the model, if it were alone: most go together, in buckets.
     """
 
     forward: tuple[Collective, ...] = ()
@@ -54,6 +54,7 @@ class Traffic(NamedTuple):
     copied_back: int = 0
     waits: int = 0
     waits_back: int = 0
+    averaged: Collective | None = None
 
     def repeated(self) -> Traffic:
         """Return this traffic if the forward is computed again in the backward pass."""
@@ -163,18 +164,23 @@ class RedistributionCosts:
     @cached_property
     def hosts(self) -> Callable[[int], int]:
         """Returns how many hosts the ranks of some sub-axes are on; for 0, the copies."""
-        sub, load = self.states.sub, self.workload
-        sizes = (sub.cp, load.replicas, *sub.sizes)
+        sub = self.states.sub
 
         @cache
         def hosts(mask: int) -> int:
-            if load.gpus_per_host is None:
-                return 1
             inner = [bool(mask & (1 << i)) for i in range(len(sub.sizes))]
-            chosen = (bool(mask & sub.along), mask == 0, *inner)
-            return hosts_of(sizes, chosen, load.gpus_per_host)
+            return self._hosts(bool(mask & sub.along), mask == 0, mask == 0, inner)
 
         return hosts
+
+    def _hosts(self, cp: bool, dp: bool, ep: bool, inner: Sequence[bool] = ()) -> int:
+        """Return how many hosts ranks are on that differ only in these dims and sub-axes."""
+        load, sub = self.workload, self.states.sub
+        if load.gpus_per_host is None:
+            return 1
+        sizes = (sub.cp, load.replicas // load.spread, load.spread, *sub.sizes)
+        chosen = (cp, dp, ep, *(inner or [False] * len(sub.sizes)))
+        return hosts_of(sizes, chosen, load.gpus_per_host)
 
     def _order(self, name: str, step: MaskStep, run: Pass) -> Order:
         """Return how the shards of a step are laid out in the gathered tensor."""
@@ -221,7 +227,14 @@ class RedistributionCosts:
         """Return the time of a redistribution, forward and backward."""
         ahead = traffic.forward, traffic.copied, traffic.waits
         back = traffic.backward, traffic.copied_back, traffic.waits_back
-        return self._nanoseconds(*ahead), self._nanoseconds(*back)
+        return self._nanoseconds(*ahead), self._nanoseconds(*back) + self._share(traffic.averaged)
+
+    def _share(self, averaged: Collective | None) -> int:
+        """Return the nanoseconds of a gradient: its share in a full bucket, if it is not larger."""
+        if averaged is None:
+            return 0
+        bucket = averaged._replace(bytes=max(BUCKET, averaged.bytes))
+        return -(-self.device.collective(*bucket) * averaged.bytes // bucket.bytes)
 
     def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int, waits: int) -> int:
         if (at := (collectives, copied, waits)) not in self._times:
@@ -269,7 +282,7 @@ class RedistributionCosts:
         gathered in each pass, and its gradient is reduce-scattered.
         """
         copies, trained = self.workload.replicas, self.graph.tensors[name].differentiable
-        if name in self.sizes.spread:
+        if spread := name in self.sizes.spread:
             copies //= self.workload.spread
         if copies < 2 or name not in self.read:
             return None
@@ -283,9 +296,28 @@ class RedistributionCosts:
             return Traffic(ahead, back, copied, copied_back)
         if not trained:
             return None
-        work = Work(size, size, copies, hosts=self.hosts(0))
-        back, copied_back = _collectives_and_copies([(ALL_REDUCE, work)])
-        return Traffic(backward=back, copied_back=copied_back + 2 * size)  # to divide by copies
+        hosts = self._hosts(False, dp=True, ep=not spread)
+        call = Collective("all_reduce", size, copies, hosts)
+        copied = (
+            4 * size if size <= BUCKET else 2 * size
+        )  # divided into the bucket, and copied back
+        return Traffic(copied_back=copied, averaged=call)
+
+    @cached_property
+    def averaging_latency(self) -> int:
+        """Nanoseconds that a backward pass takes however little copies average.
+
+        They say which gradients they have, and each kind of gradients takes a bucket.
+        """
+        kinds: set[tuple[torch.dtype, Collective]] = set()
+        for name in self.read:
+            found = self.averaging(name, REPLICATED)
+            if found is not None and found.averaged is not None:
+                nothing = found.averaged._replace(bytes=0)
+                kinds.add((self.graph.tensors[name].dtype, nothing))
+        flags = Collective("all_reduce", 0, self.workload.replicas, self.hosts(0))
+        every = [flags, *(call for _, call in kinds)]
+        return sum(self.device.collective(*call) for call in every) if kinds else 0
 
     @cached_property
     def travellers(self) -> Mapping[str, tuple[int, int]]:
@@ -305,9 +337,7 @@ class RedistributionCosts:
         size = int(self.sizes.bytes(name, state, run) * self.workload.imbalance)
         weights = size // tensor.shape[-1] * chosen
         sent = (chosen * size, weights, chosen * size) if chosen else (size,)
-        load, sub = self.workload, self.states.sub
-        sizes = (sub.cp, load.replicas // ranks, ranks, sub.ranks)
-        hosts = hosts_of(sizes, (False, False, True, False), load.gpus_per_host or prod(sizes))
+        hosts = self._hosts(False, dp=False, ep=True)
         sends = [Collective("all_to_all", n, ranks, hosts) for n in sent]
         counts = Collective("all_gather", count * torch.int64.itemsize, ranks, hosts)
         told = (counts,) if count else ()

@@ -150,9 +150,10 @@ def _points(times: Mapping[tuple[str, Any], float], kind: str) -> list[tuple[int
 
 
 def _hosts(points: Sequence[tuple[int, int]], hosts: int) -> Hosts:
-    """Return the way out of a host, from all-reduces between hosts."""
+    """Return the way out of a host, from all-reduces between hosts. gloo only makes rings."""
     link = _link("all_reduce", points, hosts)
-    return Hosts(devices=local_ranks(), **link.model_dump())
+    levels = dist.get_backend() != "gloo"
+    return Hosts(devices=local_ranks(), levels=levels, **link.model_dump())
 
 
 def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:

@@ -9,7 +9,8 @@ taken to be those of a reduce-scatter. The latency does not depend on the number
 figures are integers.
 
 Ranks on several hosts make one ring, in which each device of a host has its own way out, or go by
-levels: within the hosts, and between them on what is left of the bytes. The cheaper one counts.
+levels: within the hosts, and between them on what is left of the bytes. The cheaper one counts, but
+for backends that only make rings. In an all-to-all each device sends to all others by itself.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class Hosts(Link):
     """How many devices a host has, and what each can send to other hosts while all others do."""
 
     devices: int = Field(gt=0)
+    levels: bool = Field(
+        default=True, description="whether collectives may go by levels, too, as in NCCL"
+    )
 
 
 class Flops(_Part):
@@ -96,14 +100,25 @@ class Device(_Part):
         """
         if hosts == 1 or ranks < 2:
             return self._within(kind, size, ranks)
-        return min(self.ring(kind, size, ranks, hosts), self.by_levels(kind, size, ranks, hosts))
+        ways = self._ways(kind, size, ranks, hosts)
+        return min(ways.values())
 
     def way(self, kind: str, size: int, ranks: int, hosts: int = 1) -> Way:
         """Return how a collective is cheaper; the arguments are those of `collective`."""
         if hosts == 1 or ranks < 2:
             return ""
-        given = kind, size, ranks, hosts
-        return "levels" if self.by_levels(*given) < self.ring(*given) else "ring"
+        ways = self._ways(kind, size, ranks, hosts)
+        return min(ways, key=ways.__getitem__)
+
+    def _ways(self, kind: str, size: int, ranks: int, hosts: int) -> dict[Way, int]:
+        """Return the nanoseconds of a collective over several hosts, by the way that it goes."""
+        assert self.hosts is not None, "a mesh over several hosts needs a profile with hosts"
+        if kind == "all_to_all":
+            return {"": self.directly(size, ranks, hosts)}
+        ways: dict[Way, int] = {"ring": self.ring(kind, size, ranks, hosts)}
+        if self.hosts.levels:
+            ways["levels"] = self.by_levels(kind, size, ranks, hosts)
+        return ways
 
     def _within(self, kind: str, size: int, ranks: int, near: int | None = None) -> int:
         """Return the nanoseconds of a collective over the links within a host.
@@ -147,6 +162,18 @@ class Device(_Part):
         if kind == "all_reduce":
             within += self._within("all_gather", part, inside)
         return within + self._between(kind, part, hosts)
+
+    def directly(self, size: int, ranks: int, hosts: int) -> int:
+        """Return the nanoseconds of an all-to-all over several hosts.
+
+        What a device sends to those of other hosts all takes its own way out, and what it sends to
+        those of its host goes at the same time.
+        """
+        assert self.hosts is not None, "a mesh over several hosts needs a profile with hosts"
+        near = max(ranks // hosts, 1)
+        within = self._within("all_to_all", _ceil(size * near, ranks), near)
+        out = _ceil(size * (ranks - near) * SECOND, self.hosts.bytes_per_s * ranks)
+        return max(within, self.hosts.latency_ns + out)
 
     def compute(self, flops: int, traffic: int, dtype: str, kernels: int) -> int:
         """Return an op's nanoseconds: the longer of arithmetic and memory traffic (roofline).

@@ -35,7 +35,7 @@ class CostBreakdown:
     Args:
         elements: The elements of the run.
         bill: The bill of the run.
-        flags: `prediction.flags` of the whole model.
+        averages: `prediction.averages` of the whole model.
 
     Attributes:
         device: The device that is priced.
@@ -43,7 +43,7 @@ class CostBreakdown:
         aside: Enclosing blocks -> the cost that belongs to no element.
     """
 
-    def __init__(self, elements: Elements, bill: Bill, flags: Calls) -> None:
+    def __init__(self, elements: Elements, bill: Bill, averages: Calls) -> None:
         self.bill, self.passes = bill, bill.costs.passes
         self.device = bill.costs.redistributions.device
         new = partial(Cost, self.device)
@@ -64,7 +64,9 @@ class CostBreakdown:
                 self._add_edge(self.aside[around], boundary.target)
         self._add_weights(elements)
         self._add_travelling(elements)
-        self.aside[("",)].calls["backward"] += flags
+        self.aside[("",)].calls["backward"] += averages
+        if wait := bill.costs.redistributions.averaging_latency:
+            self.aside[("",)].ns["train"] += wait
 
     def _add_op(self, cost: Cost, op: Op) -> None:
         for phase, ns in self.bill.op_times(op).items():

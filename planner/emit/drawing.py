@@ -16,7 +16,7 @@ from shardwright.planner.emit.attention_parts import parts
 from shardwright.planner.emit.cost_breakdown import Cost, CostBreakdown
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.prediction import count, flags
+from shardwright.planner.emit.prediction import averages, count
 from shardwright.planner.graph.graph import Boundary
 from shardwright.planner.verify.recost import Bill
 
@@ -48,7 +48,7 @@ def drawing(
 
     def drawn(layouts: Layouts, bill: Bill, copies: Copies) -> list[DrawnBlock]:
         elements = Elements(bill.first_run)
-        costs = CostBreakdown(elements, bill.first_run, flags(first))
+        costs = CostBreakdown(elements, bill.first_run, averages(first))
         return _Drawing(layouts, elements, costs, copies).blocks()
 
     if short is not None and _adds_up(found := drawn(*short), first):

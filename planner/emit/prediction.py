@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import EP, TP, Coords
 from shardwright.planner.contract.names import grouped
 from shardwright.planner.contract.plan_figures import CollectiveCount, Memory, Prediction
-from shardwright.planner.contract.transitions import Collective
+from shardwright.planner.contract.transitions import Collective, buckets
 from shardwright.planner.devices.device import Device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
@@ -73,27 +74,33 @@ def whole_bytes(graph: Graph, name: str) -> int:
 def count(bill: Bill) -> list[CollectiveCount]:
     """Count collectives by phase and kind: the first pass, its backward pass, and a decode step."""
     ahead, back = bill.collectives()
-    found = {"forward": ahead, "backward": back + flags(bill)}
+    found = {"forward": ahead, "backward": back + averages(bill)}
     for run in bill.costs.passes[1:]:
         if run.phase == "decode":
             found["decode"] = bill.collectives(run)[0]
     return tally(found, bill.costs.redistributions.device)
 
 
-def flags(bill: Bill) -> Calls:
-    """Return the all-reduce in which copies of the model say which gradients they have.
+def averages(bill: Bill) -> Calls:
+    """Return the all-reduces in which copies of the model average their gradients, in buckets.
 
-    It is counted, but not priced.
+    Before, they say which gradients they have.
     """
-    costs, stored = bill.costs, bill.costs.holdings.stored
-    trained = sum(
-        costs.redistributions.averaging(n, bill.assignment[n]) is not None
-        for n in stored
-        if not bill.assignment[n].shared
-    )
-    hosts = costs.redistributions.hosts(0)
-    flag = Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas, hosts)
-    return Calls({flag: 1} if trained else {})
+    costs, sizes = bill.costs, defaultdict[tuple[object, Collective], list[int]](list)
+    for name in costs.holdings.stored:
+        found = costs.redistributions.averaging(name, bill.assignment[name])
+        if found is not None and (call := found.averaged) is not None:
+            kind = costs.graph.tensors[name].dtype, call._replace(bytes=0)
+            sizes[kind].append(call.bytes)
+    out = Calls()
+    for (_, call), each in sizes.items():
+        for bucket in buckets(each):
+            out[call._replace(bytes=sum(each[i] for i in bucket))] += 1
+    if sizes:
+        flags = FLAG_BYTES * sum(map(len, sizes.values()))
+        hosts = costs.redistributions.hosts(0)
+        out[Collective("all_reduce", flags, costs.workload.replicas, hosts)] += 1
+    return out
 
 
 def tally(found: Mapping[str, Mapping[Collective, int]], device: Device) -> list[CollectiveCount]:

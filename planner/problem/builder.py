@@ -212,6 +212,11 @@ class _Builder:
             found = {s: self.costs.redistributions.averaging_cost(name, s) for s in domain}
             if any(any(cost) for cost in found.values()):
                 self.unary(name, "averaged", {s: paid(c, 0, times) for s, c in found.items()})
+        trained = sum(run.times * run.trains for run in self.costs.passes)
+        if wait := trained * self.costs.redistributions.averaging_latency:
+            name = next(iter(stored))  # whatever its state
+            domain = self.states.domain(name)
+            self.unary(name, "averaging", dict.fromkeys(domain, (0, wait, 0, 0, 0)))
         for name in self.costs.redistributions.travellers:
             times, domain = self.graph.times(name), self.states.domain(name)
             sent = {s: self.costs.redistributions.travelling_cost(name, s) for s in domain}

@@ -92,7 +92,7 @@ class Bill:
             for traffic, times in self.redistributions(run):
                 ahead, back = self.costs.redistributions.nanoseconds(traffic)
                 spent += times * (ahead + back * run.trains)
-            out[run.phase] = spent
+            out[run.phase] = spent + run.trains * self.costs.redistributions.averaging_latency
         return out
 
     def collectives(

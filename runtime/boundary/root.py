@@ -194,7 +194,8 @@ class RootModule(LocalModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = super().__deepcopy__(memo)
         if (copies := twin._shardwright.model.copies) is not None:
-            average_gradients(twin, copies.groups, (held.tensor for held in held_apart(twin)))
+            given = (held.tensor for held in held_apart(twin))
+            average_gradients(twin, copies.mesh, copies.groups, given)
         return twin
 
     def _shardwright_save_pretrained(

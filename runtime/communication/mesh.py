@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -83,6 +84,7 @@ class Mesh:
         self.device_mesh: DeviceMesh | None = None
         self._parameter_mesh: DeviceMesh | None = None
         self._finer: dict[tuple[tuple[str, tuple[int, ...]], ...], Mesh] = {}
+        self._over: dict[tuple[str, ...], Group] = {}
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh) -> Mesh:
@@ -154,6 +156,24 @@ class Mesh:
                 out[name] = _sub_group(whole, members)
         return out
 
+    def over(self, names: Iterable[str]) -> Group:
+        """Return the group of the ranks that differ only in some mesh dims.
+
+        All ranks must call it, in the same order: that of several dims is made, once.
+        """
+        several = tuple(sorted(name for name in names if self[name].size > 1))
+        if len(several) == 1:
+            return self[several[0]]
+        if not several or self.device_mesh is None:
+            return Group(0, prod(self[name].size for name in several))
+        if several not in self._over:
+            dims = self.device_mesh.mesh_dim_names or ()
+            at = zip(dims, self.device_mesh.get_coordinate() or (), strict=True)
+            ranks = self.device_mesh.mesh[tuple(slice(None) if d in several else i for d, i in at)]
+            made = _new_group(ranks.flatten().tolist(), self.process_groups(several)[0])
+            self._over[several] = made
+        return self._over[several]
+
     def process_groups(self, names: Iterable[str]) -> list[ProcessGroup]:
         """Return the process groups of the mesh dims `names` that have several ranks."""
         groups = [self[name] for name in sorted(names)]
@@ -180,12 +200,16 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
     if whole.pg is None:
         return Group(members.index(whole.rank), len(members))
     ranks = dist.get_process_group_ranks(whole.pg)
-    # Ranks of other groups need not call this: each makes its own group, in the same order.
+    return _new_group([ranks[m] for m in members], whole.pg)
+
+
+def _new_group(ranks: list[int], like: ProcessGroup) -> Group:
+    """Make a group with the timeout of another one. Only its ranks call this."""
     with noting_sockets():
         pg = dist.new_group(
-            [ranks[m] for m in members],
-            timeout=_timeout(whole.pg),
-            use_local_synchronization=True,
+            ranks,
+            timeout=_timeout(like),
+            use_local_synchronization=True,  # ranks of other groups need not call this
             sort_ranks=False,
         )
     assert isinstance(pg, dist.ProcessGroup), "this rank is a member"

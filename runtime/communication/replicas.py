@@ -3,7 +3,8 @@
 Each copy computes the mean loss of its own sequences. The mean over copies is the mean of the full
 batch if all copies have equally many tokens that count. Copies may use different parameters
 (experts that only some tokens reach), in a different order. At the end of a backward pass, all
-copies therefore average every parameter that any of them has a gradient for, in model order.
+copies therefore average every parameter that any of them has a gradient for. Gradients of one kind
+are averaged together, in buckets that are the same on all ranks, as each all-reduce has a latency.
 An expert that one rank of `ep` holds gets the sum of the gradients of all their tokens: it is
 divided as it comes, and averaged over the other dims.
 Several backward passes before a step stay correct: what was averaged before is equal on all ranks,
@@ -12,7 +13,7 @@ and what is divided is not yet added to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -24,22 +25,24 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import EP
+from shardwright.planner.contract.transitions import buckets
 from shardwright.runtime.communication.collectives import all_reduce
-from shardwright.runtime.communication.mesh import Group
+from shardwright.runtime.communication.mesh import Group, Mesh
 
 
 def average_gradients(
-    model: nn.Module, groups: Mapping[str, Group], apart: Iterable[Tensor] = ()
+    model: nn.Module, mesh: Mesh, dims: Iterable[str], apart: Iterable[Tensor] = ()
 ) -> None:
-    """Average the gradient of each parameter of `model` over each of `groups` from now on.
+    """Average the gradient of each parameter of `model` over mesh dims from now on.
 
-    `groups` has the ranks that share a batch, by mesh dim. `apart` are other tensors of the model
+    All ranks call it. The ranks of `dims` share a batch. `apart` are other tensors of the model
     that may be trained.
     """
-    groups = {name: group for name, group in groups.items() if group.size > 1}
-    if not groups:
+    dims = [name for name in dims if mesh[name].size > 1]
+    if not dims:
         return
-    copies = Copies(model, groups, apart)
+    copies = Copies(model, mesh, dims, apart)
     copies.watch(copies.parameters())
     if (state := model.__dict__.get("_shardwright")) is not None and state.model is not None:
         state.model.copies = copies
@@ -66,9 +69,11 @@ class Copies:
     """
 
     def __init__(
-        self, model: nn.Module, groups: Mapping[str, Group], apart: Iterable[Tensor]
+        self, model: nn.Module, mesh: Mesh, dims: Sequence[str], apart: Iterable[Tensor]
     ) -> None:
-        self.model, self.groups = model, groups
+        self.model, self.mesh, self.groups = model, mesh, {name: mesh[name] for name in dims}
+        self.over = {each: mesh.over(each) for each in (frozenset(dims), frozenset(dims) - {EP})}
+        """Mesh dims -> the ranks that average over them: all copies, and for parts of `ep`."""
         self.apart: Any = [tensor for tensor in apart if tensor.is_leaf and tensor.requires_grad]
         self.hooks: dict[int, list[Any]] = {}
         self.passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
@@ -154,18 +159,17 @@ class Copies:
         parameters = self.parameters()
         flags = torch.tensor([id(p) in done.made for p in parameters], dtype=torch.int32)
         flags = flags.to(parameters[0].device)
-        for group in self.groups.values():
-            flags = all_reduce(flags, group, "max")
+        flags = all_reduce(flags, self.over[frozenset(self.groups)], "max")
+        kinds: dict[tuple[Any, ...], list[Tensor]] = {}
         for i in flags.nonzero().flatten().tolist():
             parameter = parameters[i]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            grad = local = _local(parameter.grad)
-            apart = _apart(parameter)
-            for name, group in self.groups.items():
-                if name not in apart:
-                    grad = all_reduce(grad / group.size, group)
-            local.copy_(grad)
+            grad, dims = _local(parameter.grad), frozenset(self.groups.keys() - _apart(parameter))
+            kinds.setdefault((dims, grad.dtype, grad.device), []).append(grad)
+        for (dims, *_), grads in kinds.items():
+            for bucket in buckets([grad.nbytes for grad in grads]):
+                _average([grads[i] for i in bucket], self.over[dims])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
         return self  # until the copied model gets its own
@@ -183,3 +187,22 @@ def _apart(parameter: Tensor) -> set[str]:
 
 def _local(grad: Tensor) -> Tensor:
     return grad._local_tensor if isinstance(grad, DTensor) else grad
+
+
+@torch.no_grad()
+def _average(grads: Sequence[Tensor], group: Group) -> None:
+    """Average gradients of one kind over a group, in place: a single one without a copy."""
+    if group.size == 1:
+        return
+    if len(grads) == 1:
+        (grad,) = grads
+        if (found := all_reduce(grad.div_(group.size), group, spent=True)) is not grad:
+            grad.copy_(found)
+        return
+    sizes = [grad.numel() for grad in grads]
+    flat = grads[0].new_empty(sum(sizes))
+    for grad, part in zip(grads, flat.split(sizes), strict=True):
+        torch.div(grad, group.size, out=part.view_as(grad))
+    flat = all_reduce(flat, group, spent=True)
+    for grad, part in zip(grads, flat.split(sizes), strict=True):
+        grad.copy_(part.view_as(grad))

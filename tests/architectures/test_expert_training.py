@@ -19,10 +19,12 @@ from benchmarks.zoo_case import build, experts_of
 from examples import train_3d
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.marks import long
+from tests.predicted import predicted
 from tests.ranks import run_ranks
 
 ROWS, TOKENS = 4, 12
@@ -105,6 +107,22 @@ def test_steps_are_those_of_one_process(
         torch.testing.assert_close(mean, losses, rtol=0, atol=1e-9)
         for made in every:
             torch.testing.assert_close(made[step][1], norm, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_all_reduces_are_as_predicted(mesh: dict[str, int]) -> None:
+    """All copies average what they all have at once, and the copies of an expert its gradients."""
+    model, plan = planned(mesh)
+    ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS)
+
+    def work(at: Mesh) -> int:
+        local: Any = shardwright.apply(copy.deepcopy(model), plan, at).train()
+        loss = local(own(ids, at), labels=own(ids, at)).loss
+        with count_collectives() as calls:
+            loss.backward()
+        return counts(calls)["all_reduce"]
+
+    assert run_ranks(4, work, mesh) == [predicted(plan, "backward")["all_reduce"][0]] * 4
 
 
 @pytest.mark.parametrize(("mesh", "more"), [long(MESHES[0], 16), *each_and_more(16, 64)[1:]])

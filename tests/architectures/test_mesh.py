@@ -15,12 +15,12 @@ from benchmarks.ranks_case import llama
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import parse_mesh
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.communication.audit import count_collectives, counts
+from shardwright.runtime.communication.audit import count_collectives
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.planner.mlps import WIDTH, Mlp
-from tests.predicted import held
+from tests.predicted import Tally, counted, held, predicted
 from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 131, (4, 11), generator=torch.Generator().manual_seed(2))
@@ -31,6 +31,11 @@ def gradients(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | N
     logits = model(ids, use_cache=False).logits
     F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
     return {n: p.grad for n, p in model.named_parameters()}
+
+
+def numbers(tally: Tally) -> dict[str, int]:
+    """How many collectives of each kind."""
+    return {kind: count for kind, (count, _) in tally.items()}
 
 
 @pytest.mark.parametrize(
@@ -45,14 +50,14 @@ def gradients(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | N
 def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int) -> None:
     """Twice in a row, since they accumulate; logits are those of a copy's own sequences."""
     model = llama(8, keys, layers=1)
-    plan = planning.plan(model, mesh=mesh, phase="train", batch=4)
+    plan = planning.plan(model, mesh=mesh, phase="train", batch=4, seq=11)
     assert (plan.mesh, plan.batch_dims, plan.workload.replicas) == (mesh, ["dp"], mesh["dp"])
     logits = model(IDS).logits.detach()
     gradients(model, IDS)
     want = {n: g.clone() for n, g in gradients(model, IDS).items() if g is not None}
     model.zero_grad()
 
-    def work(at: Mesh) -> tuple[int, dict[str, int]]:
+    def work(at: Mesh) -> tuple[int, Tally, Tally]:
         local = shardwright.apply(copy.deepcopy(model), plan, at)
         mine = IDS.chunk(mesh["dp"])[at["dp"].rank]
         whole = logits.chunk(mesh["dp"])[at["dp"].rank]
@@ -65,14 +70,14 @@ def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int)
             out = local(mine)
         with count_collectives() as back:
             out.logits.square().sum().backward()
-        return held(local), counts([*ahead, *back])
+        return held(local), counted(ahead), counted(back)
 
     found = run_ranks(mesh["dp"] * mesh["tp"], work, plan.mesh)  # ranks are counted in its order
-    assert [size for size, _ in found] == plan.predicted.parameter_bytes
-    predicted: dict[str, int] = {}
-    for c in plan.predicted.collectives:
-        predicted[c.kind] = predicted.get(c.kind, 0) + c.count
-    assert all(seen == predicted for _, seen in found)
+    assert [size for size, *_ in found] == plan.predicted.parameter_bytes
+    wanted = predicted(plan, "forward"), predicted(plan, "backward")
+    assert tuple(found[0][1:]) == wanted  # it holds most of 131 rows, and sends most
+    for _, *seen in found:
+        assert [numbers(each) for each in seen] == [numbers(each) for each in wanted]
 
 
 def test_the_batch_is_shared_and_its_gradients_priced() -> None:
@@ -90,7 +95,7 @@ def test_the_batch_is_shared_and_its_gradients_priced() -> None:
     ]
     assert more[0] == more[2]
     averaged = [b[0] - a[0] for a, b in zip(more[1], more[3], strict=True)]
-    assert sum(averaged) == len(list(model.parameters())) + 1  # and who has which
+    assert sum(averaged) == 2  # all gradients, and who has which
 
 
 def test_copies_that_share_out_a_model_hold_what_is_priced() -> None:

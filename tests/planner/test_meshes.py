@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from math import prod
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ import shardwright
 from shardwright.errors import InfeasibleError, PlanError, UsageError
 from shardwright.planner.contract.mesh import hosts_of
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.contract.transitions import BUCKET
 from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
 from shardwright.planner.search import ladder, meshes, restrictions, traced_model
@@ -67,6 +69,24 @@ def test_levels_by_hand() -> None:
     assert (L4.way("all_reduce", size, 8), L4.way("all_reduce", size, 2, 2)) == ("", "ring")
 
 
+def test_an_all_to_all_leaves_each_device_by_its_own_way_out() -> None:
+    """Of 16 parts on two hosts, 8 are for the other host; a ring would send them through once."""
+    out = 20_000 + 8 * 10**8 // 16 * 8 * 10**9 // (50 * 10**9)
+    assert H100.collective("all_to_all", 8 * 10**8, 16, 2) == out
+    assert H100.way("all_to_all", 8 * 10**8, 16, 2) == ""
+    one_a_host = 20_000 + 4 * 10**8 * 10**9 // (50 * 10**9)
+    assert H100.collective("all_to_all", 8 * 10**8, 2, 2) == one_a_host
+
+
+def test_a_backend_that_only_makes_rings_goes_in_rings() -> None:
+    """As gloo does."""
+    assert L4.hosts is not None
+    rings = L4.model_copy(update={"hosts": L4.hosts.model_copy(update={"levels": False})})
+    given = "all_reduce", 8 * 10**8, 16, 2
+    assert (L4.way(*given), rings.way(*given)) == ("levels", "ring")
+    assert rings.collective(*given) == L4.ring(*given) > L4.collective(*given)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_hosts_are_never_faster_than_one(kind: str) -> None:
     for profile, size, hosts in product((H100, L4), (10**3, 10**6, 10**9), (2, 4)):
@@ -107,6 +127,34 @@ def test_what_crosses_hosts_is_counted_apart() -> None:
         for p in (plan, one)
     ]
     assert sums[0] == sums[1] and not {"hosts", "way"} & {*one.to_json().split('"')}
+
+
+def test_gradients_that_are_averaged_together_pay_one_latency(tmp_path: Path) -> None:
+    """Who has which, a bucket, and what shares of full buckets their bytes are."""
+    times, second = [], 10**9
+    for latency in (0, second):
+        profile = H100.model_dump(exclude_none=True)
+        profile["links"]["all_reduce"]["latency_ns"] = latency
+        (tmp_path / "device.json").write_text(json.dumps(profile))
+        plan = planned(
+            mesh={"dp": 2, "tp": 1}, phase="train", batch=2, device=str(tmp_path / "device.json")
+        )
+        times.append(plan.predicted.time_ns)
+        drawn = sum(sum(i.phase_ns.values()) * b.count for b in plan.drawing for i in b.items)
+        assert drawn == times[-1]
+    sizes = [2 * p.numel() for p in meta(CONFIG).parameters()]
+    shares = sum(min(size / BUCKET, 1) for size in sizes)
+    assert len(sizes) > shares + 2
+    assert times[1] - times[0] == pytest.approx((2 + shares) * second, abs=len(sizes))
+    calls = [c for c in plan.predicted.collectives if c.phase == "backward"]
+    alone = sum(size > BUCKET for size in sizes)
+    assert [(c.kind, c.count) for c in calls] == [("all_reduce", 1 + alone + 1)]
+    assert calls[0].bytes == sum(sizes) + 4 * len(sizes)
+
+
+def meta(config: Any) -> torch.nn.Module:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
 
 
 WORKLOADS: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner.contract import transitions
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
@@ -55,7 +57,7 @@ def test_copies_may_use_other_experts(case: str) -> None:
 
     def work(mesh: Mesh) -> tuple[list[Tensor | None], dict[str, int]]:
         model = Experts()
-        average_gradients(model, {"dp": mesh["dp"]})
+        average_gradients(model, mesh, ["dp"])
         model(ROWS[case][mesh["dp"].rank]).sum().backward()
         with count_collectives() as calls:
             model(ROWS[case][mesh["dp"].rank]).sum().backward()
@@ -65,14 +67,99 @@ def test_copies_may_use_other_experts(case: str) -> None:
         for got, want in zip(found, whole.parameters(), strict=True):
             assert (got is None) == (want.grad is None)
             torch.testing.assert_close(got, want.grad)
-        assert calls == {"all_reduce": 1 + 4}
+        assert calls == {"all_reduce": 2}  # who has which, and all gradients
+
+
+def test_gradients_are_put_into_buckets() -> None:
+    """As few for any order; what is larger than a bucket is alone."""
+    most = transitions.BUCKET
+    sizes = [4, most + 1, 0, most // 2, 8, most // 2 - 12, 2 * most]
+    for order in permutations(sizes):
+        found = [sorted(order[i] for i in bucket) for bucket in transitions.buckets(order)]
+        assert found == [sorted(sizes)[:5], [most + 1], [2 * most]]
+    assert transitions.buckets([]) == []
+    assert transitions.buckets([0]) == [[0]]
+
+
+class Kinds(nn.Module):
+    """Parameters of several dtypes, strides and sizes; each copy uses some of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        sizes = [(3,), (64,), (), (0,), (2, 5), (7,), (40,), (4,)]
+        made = [torch.randn(n, generator=draw, dtype=torch.float64) for n in sizes]
+        made[4] = made[4].t()
+        made[5] = made[5].to(torch.complex128)
+        made[7] = made[7].float()
+        self.all = nn.ParameterList(made)
+        self.frozen = nn.Parameter(made[0].clone(), requires_grad=False)
+
+    def forward(self, x: Tensor, *used: int) -> Tensor:
+        terms = [(self.all[i] * x.to(self.all[i].dtype)).abs().square().sum() for i in used]
+        return torch.stack([term.double() for term in terms]).sum()
+
+
+def test_gradients_of_all_kinds_are_averaged_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice in a row; a gradient that is larger than a bucket is averaged where it is."""
+    monkeypatch.setattr(transitions, "BUCKET", 300)
+    used, x = [(0, 1, 2, 3, 5, 6), (1, 6, 4, 7, 2)], torch.tensor([2.0, 3.0]).double()
+    whole = Kinds()
+    for _ in range(2):
+        torch.stack([whole(x[i], *used[i]) for i in range(2)]).mean().backward()
+
+    def work(mesh: Mesh) -> tuple[list[Tensor | None], list[int], bool]:
+        model, rank = Kinds(), mesh["dp"].rank
+        average_gradients(model, mesh, ["dp"])
+        model(x[rank], *used[rank]).backward()
+        large: Any = model.all[1].grad
+        at = large.data_ptr()
+        with count_collectives() as calls:
+            model(x[rank], *used[rank]).backward()
+        stays = large.data_ptr() == at and model.all[1].grad is large
+        return [p.grad for p in model.parameters()], [call.bytes for call in calls], stays
+
+    for grads, sent, stays in run_ranks(2, work, {"dp": 2}):
+        for got, want in zip(grads, whole.parameters(), strict=True):
+            assert (got is None) == (want.grad is None)
+            torch.testing.assert_close(got, want.grad, rtol=0, atol=1e-12)
+        assert (sent[0], sorted(sent[1:])) == (9 * 4, [16, 112, 112, 320, 512])
+        assert stays
+
+
+def test_gradients_that_are_differentiated_again_are_averaged() -> None:
+    """Those of the first backward pass, and of a loss that is made of them."""
+    model = Blocks()
+    plan = planning.plan(model, mesh=SIZES, args=(BATCH[0],))
+
+    def both(model: Any, rows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [*model.first.parameters(), *model.last.parameters()]
+        model.last(model.first(rows).tanh()).square().mean().backward(create_graph=True)
+        grads: list[Any] = [p.grad for p in parameters]
+        once = [getattr(g, "full_tensor", lambda g=g: g)() for g in grads]
+        for p in parameters:
+            p.grad = None
+        torch.stack([g.square().sum() for g in once]).sum().backward()
+        twice: list[Any] = [p.grad for p in parameters]
+        return once, [getattr(g, "full_tensor", lambda g=g: g)() for g in twice]
+
+    want = both(copy.deepcopy(model), BATCH)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        found = both(split, BATCH[mesh["dp"].rank])
+        for got, expected in zip(found, want, strict=True):
+            for one, other in zip(got, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+    run_ranks(4, work, SIZES)
 
 
 def test_a_backward_pass_that_failed_leaves_nothing_behind() -> None:
     def work(mesh: Mesh) -> Tensor | None:
         layer = nn.Linear(2, 1, bias=False)
         nn.init.ones_(layer.weight)
-        average_gradients(layer, {"dp": mesh["dp"]})
+        average_gradients(layer, mesh, ["dp"])
 
         def fail(_: Tensor) -> None:
             raise ValueError("no")
