@@ -298,9 +298,8 @@ class RedistributionCosts:
             return None
         hosts = self._hosts(False, dp=True, ep=not spread)
         call = Collective("all_reduce", size, copies, hosts)
-        copied = (
-            4 * size if size <= BUCKET else 2 * size
-        )  # divided into the bucket, and copied back
+        # It is divided: into the bucket, from which it is copied back, or in place.
+        copied = 4 * size if size <= BUCKET else 2 * size
         return Traffic(copied_back=copied, averaged=call)
 
     @cached_property
