@@ -43,9 +43,17 @@ class Restrictions:
 class UnpinnedProblem:
     """Prices, and the problem without pins and conventions, for the restrictions `splits`."""
 
+    task: Task
     costs: Costs
-    network: CostFunctionNetwork
     splits: tuple[Splits, frozenset[str]]
+    wider: CostFunctionNetwork | None = None
+    """The problem under fewer restrictions, if it is known."""
+
+    @cached_property
+    def network(self) -> CostFunctionNetwork:
+        """The problem."""
+        costs, rigid = self.costs, self.task.rigid
+        return build_network(self.task.graph, costs.states, costs, rigid, self.wider)
 
     @cached_property
     def small(self) -> Presolved | None:
@@ -104,8 +112,7 @@ def unpinned_problem(
     shares = task.workload.dp == "fsdp"
     states = States(graph, axes, task.tp, task.lookups, forbidden, task.sequence, task.sub, shares)
     costs = Costs(graph, axes, states, task.workload, task.caches, gathered, copies=copies)
-    network = build_network(graph, states, costs, task.rigid, wider)
-    return UnpinnedProblem(costs, network, restrictions.splits)
+    return UnpinnedProblem(task, costs, restrictions.splits, wider)
 
 
 def formulate(
