@@ -8,10 +8,6 @@ time is the mean over the ranks and the median over many turns. A plan adds up w
 usually take; the least times of all parts never occur together. Every turn measures everything
 once, so that a machine that is slow for some seconds is slow for all.
 
-A collective's latency and speed come from a straight line through its times for several sizes: the
-line with the least sum of squared relative errors, since a small collective matters as much as a
-large one.
-
 On several hosts the links within a host are measured between its ranks, and the way out of a host
 between the ranks with the same number on each host, all at once.
 """
@@ -32,7 +28,8 @@ from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import dtype_name
-from shardwright.planner.devices.device import SECOND, Device, Flops, Hosts, Link, Links, sent
+from shardwright.planner.devices.device import SECOND, Device, Flops, Hosts, Links
+from shardwright.planner.devices.fit import link
 from shardwright.runtime.communication.collectives import (
     all_gather,
     all_reduce,
@@ -114,7 +111,7 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
         flops_per_s=Flops(**flops),
         kernel_ns=round(times["small", SMALL] / SMALL * SECOND),
         host_wait_ns=round(max(times["waits", SMALL] - times["small", SMALL], 0) / SMALL * SECOND),
-        links=Links(**{kind: _link(kind, _points(times, kind), near.size) for kind in KINDS}),
+        links=Links(**{kind: link(kind, _points(times, kind), near.size) for kind in KINDS}),
         hosts=_hosts(_points(times, BETWEEN), between.size) if between.size > 1 else None,
     )
 
@@ -151,31 +148,9 @@ def _points(times: Mapping[tuple[str, Any], float], kind: str) -> list[tuple[int
 
 def _hosts(points: Sequence[tuple[int, int]], hosts: int) -> Hosts:
     """Return the way out of a host, from all-reduces between hosts. gloo only makes rings."""
-    link = _link("all_reduce", points, hosts)
+    found = link("all_reduce", points, hosts)
     levels = dist.get_backend() != "gloo"
-    return Hosts(devices=local_ranks(), levels=levels, **link.model_dump())
-
-
-def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Fit a line to (bytes, nanoseconds); return latency, at least 0, and time per byte, above 0.
-
-    Minimizes squared relative errors: each point weighs 1 / its time squared. Where times do not
-    grow with bytes, so that what a byte takes was lost in other times, it is taken to be no more
-    than the longest time over the most bytes.
-    """
-    w = [1 / max(t, 1) ** 2 for _, t in points]
-    n = sum(w)
-    x = sum(a * s for a, (s, _) in zip(w, points, strict=True)) / n
-    y = sum(a * t for a, (_, t) in zip(w, points, strict=True)) / n
-    up = sum(a * (s - x) * (t - y) for a, (s, t) in zip(w, points, strict=True))
-    across = sum(a * (s - x) ** 2 for a, (s, _) in zip(w, points, strict=True))
-    slope = up / across if across else 0.0
-    if slope <= 0:
-        return y, max(t for _, t in points) / max(s for s, _ in points)
-    if y - slope * x >= 0:
-        return y - slope * x, slope
-    square = sum(a * s * s for a, (s, _) in zip(w, points, strict=True))
-    return 0.0, sum(a * s * t for a, (s, t) in zip(w, points, strict=True)) / square
+    return Hosts(devices=local_ranks(), levels=levels, **found.model_dump())
 
 
 def source(device: torch.device) -> str:
@@ -241,13 +216,6 @@ def _small_ops(x: Tensor, waits: bool) -> None:
         x = x + 1
         if waits:
             x[0].item()
-
-
-def _link(kind: str, points: Sequence[tuple[int, int]], ranks: int) -> Link:
-    """Return latency and speed of a kind of collective, from (bytes, nanoseconds)."""
-    latency, slope = fit(points)
-    moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent per input byte
-    return Link(latency_ns=round(latency), bytes_per_s=max(round(moved / slope * SECOND), 1))
 
 
 def _memory(device: torch.device) -> int:

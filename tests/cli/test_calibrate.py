@@ -10,8 +10,10 @@ import pytest
 
 from benchmarks.demo_launch import free_port, torchrun
 from shardwright.errors import UsageError
-from shardwright.planner.devices.calibrate import fit, groups_by_level
-from shardwright.planner.devices.device import device
+from shardwright.planner.devices.calibrate import groups_by_level
+from shardwright.planner.devices.device import Device, Hosts, Link, device
+from shardwright.planner.devices.fit import fit
+from shardwright.planner.devices.nccl_tests import read, with_links
 from tests.cli.conftest import Run
 
 
@@ -93,3 +95,92 @@ def test_two_hosts_have_links_within_and_between(run: Run, small: Path, tmp_path
         frozenset({2}),
         frozenset({4, 1}),
     }
+
+
+def printed(kind: str, hosts: int, near: int, made: Device, named: bool = True) -> str:
+    """What nccl-tests prints where collectives take as long as the profile `made` says."""
+    ranks = hosts * near
+    lines = [f"# Collective test starting: {kind}_perf"] if named else []
+    lines += [
+        "# nThread 1 nGpus 8 minBytes 8 maxBytes 1073741824 step: 4(factor)",
+        "# Using devices",
+    ]
+    lines += [
+        f"#  Rank {i:2} Group  0 Pid   1{i} on   worker-{i // near} device  {i % near} [0x8d] H100"
+        for i in range(ranks)
+    ]
+    lines.append(
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    )
+    for power in range(12, 31, 2):
+        size = 2**power
+        own = size // ranks if kind == "all_gather" else size
+        us = made.collective({"alltoall": "all_to_all"}.get(kind, kind), own, ranks, hosts) / 1000
+        lines.append(
+            f"{size:12} {size // 4:12} float sum -1 {us:9.2f} 1.0 2.0 0 {us / 2:9.2f} 1.0 2.0 N/A"
+        )
+    return "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 80.5"])
+
+
+@pytest.mark.parametrize("name", ["h100-nvlink", "mi300x-infinity-fabric"])
+def test_links_from_nccl_tests(run: Run, tmp_path: Path, name: str) -> None:
+    """What the tests would print of a made-up machine gives its links back."""
+    base = device(name)
+    link = {
+        kind: Link(latency_ns=1000 * (5 + i), bytes_per_s=10**10 * (3 + i))
+        for i, kind in enumerate(("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
+    }
+    out = Hosts(devices=8, latency_ns=31_000, bytes_per_s=2 * 10**9)
+    made = base.model_copy(
+        update={"links": base.links.model_copy(update=link), "hosts": out.model_copy()}
+    )
+    given = []
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
+        (path := tmp_path / f"{kind}.txt").write_text(printed(kind, 1, 8, made, kind != "alltoall"))
+        given += ["--nccl-tests", path]
+    rings = made.model_copy(update={"hosts": out.model_copy(update={"levels": False})})
+    (path := tmp_path / "two hosts.txt").write_text(printed("all_reduce", 2, 8, rings))
+    profile = tmp_path / "profile.json"
+    found = run("calibrate", *given, "--nccl-tests", path, "--device", name, "-o", profile)
+    assert found.exit_code == 0, found.stderr
+    got = device(str(profile))
+    assert "all_to_all on 8 ranks of 1 hosts" in got.source and base.source in got.source
+    assert got.hosts is not None
+    for kind, want in [*link.items(), ("", out)]:
+        have = getattr(got.links, kind) if kind else got.hosts
+        assert have.latency_ns == pytest.approx(want.latency_ns, rel=0.05)
+        assert have.bytes_per_s == pytest.approx(want.bytes_per_s, rel=0.05)
+    assert (
+        got.model_copy(update={"links": base.links, "hosts": base.hosts, "source": base.source})
+        == base
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("nothing", "no list of two ranks"),
+        ("named", "does not say which collective"),
+        ("row", "has no two sizes"),
+    ],
+)
+def test_what_nccl_tests_did_not_print(run: Run, tmp_path: Path, text: str, why: str) -> None:
+    whole = printed("all_reduce", 1, 2, device("h100-nvlink"), named=text == "row")
+    cut = {"nothing": "", "named": whole, "row": whole[: whole.index("float")]}[text]
+    (path := tmp_path / "run.txt").write_text(cut)
+    profile = tmp_path / "profile.json"
+    found = run("calibrate", "--nccl-tests", path, "--device", "h100-nvlink", "-o", profile)
+    assert found.exit_code == 2 and why in found.stderr and found.stderr.count("\n") == 1
+    assert not profile.exists()
+
+
+def test_all_to_alls_between_hosts_are_no_link(tmp_path: Path) -> None:
+    base = device("h100-nvlink")
+    (path := tmp_path / "run.txt").write_text(printed("alltoall", 2, 8, base))
+    with pytest.raises(UsageError, match="give all_reduce_perf"):
+        with_links(base, [read(path)])
+
+
+def test_nccl_tests_need_a_profile_for_all_else(run: Run, tmp_path: Path) -> None:
+    found = run("calibrate", "--device", "h100-nvlink", "-o", tmp_path / "profile.json")
+    assert found.exit_code == 2 and "go together" in found.stderr

@@ -39,7 +39,7 @@ OPTIONS = {
     "audit": "--device --help --json --tp -h",
     "serve": "--cache-dir --cache-tokens --dtype --help --host --local-files-only --max-length "
     "--max-requests --name --plan --port --revision --timeout --tp --trust-remote-code -h",
-    "calibrate": "--help --output --quick -h -o",
+    "calibrate": "--device --help --nccl-tests --output --quick -h -o",
     "schema": "--help -h",
 }
 
