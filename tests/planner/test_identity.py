@@ -54,6 +54,30 @@ def test_weights_are_parameters(tp: int) -> None:
         close(found, run(model), "output")
 
 
+class Lists(nn.Module):
+    """Makes containers and a layer of its weights in each call, for which they must be parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+        self.weights = nn.ParameterList([torch.empty(WIDTH, INNER), torch.empty(INNER, WIDTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.weights[:2]
+        layer = nn.Linear(1, 1, bias=False)
+        layer.weight = self.net.up.weight
+        named = nn.ParameterDict({"down": self.net.down.weight})
+        return F.linear(layer(x).relu(), named["down"]) + (x @ first).relu() @ second
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_parameters_in_containers_that_code_makes(tp: int) -> None:
+    """They would be copies, without gradients for the weights, or be refused by torch."""
+    model = Lists().double()
+    plan = planned(model, features(WIDTH), tp)
+    assert_equal(model, features(WIDTH), plan, collectives=False)
+
+
 class Attends(nn.Module):
     """Does something else with one tensor for both arguments."""
 
