@@ -55,7 +55,7 @@ def test_weights_are_parameters(tp: int) -> None:
 
 
 class Lists(nn.Module):
-    """Makes containers and a layer of its weights in each call, for which they must be parameters."""
+    """Makes containers and a layer of its weights in each call: there they must be parameters."""
 
     def __init__(self) -> None:
         super().__init__()
