@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,20 @@ def _asks_for_layers(net: Net, h: Tensor) -> Tensor:
     return h
 
 
+def _draws(net: Net, h: Tensor) -> Tensor:
+    return h * 2 if random.random() < 0.5 else h * 3
+
+
+def _draws_without_use(net: Net, h: Tensor) -> Tensor:
+    drawn = random.random()
+    return h * 2 if net.training and drawn < 0.5 else h
+
+
+def test_numbers_may_be_drawn_that_nothing_is_computed_with() -> None:
+    model = Net(_draws_without_use).eval()
+    assert_equal(model, features(WIDTH), planned(model, features(WIDTH), 2))
+
+
 def test_modules_may_be_compared() -> None:
     model = Net(_asks_for_layers)
     assert_equal(model, features(WIDTH), planned(model, features(WIDTH), 2))
@@ -156,6 +171,7 @@ def test_modules_may_be_compared() -> None:
         (Remembers(), features(WIDTH), r"'Remembers.forward': .* \(self.last\[0\] is not x\)"),
         (Net(_finds_again), features(WIDTH), r"'_finds_again.*: .* \(kept is again\)"),
         (AsksForClass(), features(WIDTH), r"type\(self.up\) is nn.Linear.*use isinstance"),
+        (Net(_draws), features(WIDTH), "draws random numbers with Python or NumPy: draw them with"),
     ],
 )
 def test_what_ranks_would_answer_otherwise_is_refused(

@@ -214,8 +214,13 @@ class DataQueries(TorchFunctionMode):
         self.checked[id(out)] = out
         return out
 
-    def _text(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return format(args[0].item(), *args[1:]) if known(args[0]) else NotImplemented
+    def _text(self, func: Any, x: Any, kwargs: Any) -> Any:
+        """Answer `f"{x}"` and `f"{x:.3f}"`; without digits, torch writes no number."""
+        if known(x[0]):
+            return format(x[0].item(), *x[1:])
+        if x[0].dim() or not any(x[1:]):
+            return NotImplemented
+        return format(self._number(torch.Tensor.item, x[:1], kwargs), *x[1:])
 
     def _attribute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer `requires_grad` and `shape`."""
