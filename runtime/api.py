@@ -43,6 +43,9 @@ from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
 
 M = TypeVar("M", bound=nn.Module)
 
+INSTEAD = {"torch_dtype": "dtype", "device_map": "device, that of this rank"}
+"""Argument of transformers -> the one of `load` that does the same."""
+
 if TYPE_CHECKING:
     from transformers import GenerationMixin, PreTrainedModel
 
@@ -127,8 +130,9 @@ def load(
             f"load reads the directory or hub id of a model, and was given a {type(model).__name__}"
             ": for a module that is built already there is shardwright.apply"
         )
-    if "torch_dtype" in model_kwargs:  # transformers' old name, which its classes would ignore
-        raise UsageError("load has no torch_dtype: give dtype")
+    for theirs, ours in INSTEAD.items():
+        if theirs in model_kwargs:
+            raise UsageError(f"load has no {theirs}: give {ours}")
     dtype, where = as_dtype(dtype), pick_device(device)
     hub = Hub(revision, cache_dir, local_files_only, token, subfolder, trust_remote_code)
     wanted = {"dtype": dtype, "dequantize": bool(dequantize), **hub._asdict()}

@@ -9,7 +9,7 @@ from shardwright.planner.contract.plan_file import Replicated
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.graph import Use
-from shardwright.planner.strategies.obstacles import BUFFER, UNUSED, place
+from shardwright.planner.strategies.obstacles import BUFFER, UNUSED, obstacle, place
 
 LARGE = 0.01
 """A parameter is large if it has at least this share of all bytes."""
@@ -75,7 +75,9 @@ def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
             if conflict is op:
                 return f"{place(op)}: {text}"
     if not states.splits(use.stored):
-        return f"it has no axis that {states.ranks} ranks could share"
+        dims = range(len(graph.tensors[use.stored].shape))
+        why = dict.fromkeys(obstacle(graph, states, use.stored, dim) for dim in dims)
+        return f"{states.ranks} ranks could share none of its dims: {'; '.join(why)}"
     return (
         f"used by {place(ops[0])}; however it is sharded, redistributions at module boundaries "
         "cannot make the outputs replicated"

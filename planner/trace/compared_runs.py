@@ -25,7 +25,13 @@ from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.training_runs import changes_more, in_training, no_python_random
+from shardwright.planner.trace.runs.training_runs import (
+    DRAWS,
+    changes_more,
+    generators,
+    in_training,
+    no_python_random,
+)
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
 from shardwright.rules.normalization import UPDATED
@@ -33,6 +39,9 @@ from shardwright.rules.registry import rule_for
 
 CASTING = ("to", "_to_copy", "type_as")
 """Ops that cast."""
+
+DRAWN_AGAIN = 5
+"""How often code is traced again that draws random numbers: a coin hides for one model in 32."""
 
 # What may differ between two graphs that compute the same.
 NOT_COMPARED = ("ops", "marks", "holds_in_training", "unpriced", "draws", "flags", "places")
@@ -76,6 +85,23 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
     if other is not None and _same(graph, other):
         graph.holds_in_training, graph.marks.drawn = True, other.marks.drawn
         add_flags(graph.flags, other.flags)
+
+
+def same_for_all_draws(name: str, trace: Callable[[], Graph]) -> Graph:
+    """Return what `trace` returns; several times, if its code draws numbers without torch.
+
+    Args:
+        name: The class of the model.
+        trace: Traces runs of the model.
+
+    Raises:
+        ModelError: the graph is another one for other draws, which ranks would have.
+    """
+    before = generators()
+    graph = trace()
+    if generators() != before and not all(_same(graph, trace()) for _ in range(DRAWN_AGAIN)):
+        raise ModelError(f"cannot split {name}: {DRAWS}")
+    return graph
 
 
 def _same(one: Graph, other: Graph) -> bool:

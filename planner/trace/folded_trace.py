@@ -17,7 +17,12 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import matches
-from shardwright.planner.trace.compared_runs import free_numbers, note_training, same_under_autocast
+from shardwright.planner.trace.compared_runs import (
+    free_numbers,
+    note_training,
+    same_for_all_draws,
+    same_under_autocast,
+)
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.model.quantized_parameters import mark_quantized
 from shardwright.planner.trace.model.source import Source
@@ -313,8 +318,9 @@ def _asked(source: Source, skips: bool = False, shortened: bool = False) -> tupl
     Raises:
         ModelError: the model cannot be traced.
     """
+    trace = partial(trace_runs, source.module, source.runs, skips, shortened=shortened)
     with alone(), noted() as asked:
-        return trace_runs(source.module, source.runs, skips, shortened=shortened), asked
+        return same_for_all_draws(source.architecture, trace), asked
 
 
 def _compare(graph: Graph, asked: Asked, source: Source, skips: bool, known: Known) -> None:

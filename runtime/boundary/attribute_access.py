@@ -48,7 +48,8 @@ def seen_attribute(name: str) -> property:
         elif stored is not None and getattr(boundary.model, "changes", None) is not None:
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
-                "was split: change its values in place, or change the model before it is split"
+                "was split: change its values in place, or change the model before it is split; "
+                "to functional_call give tensors of shardwright.split_tensors"
             )
         use = boundary.uses.get(name)
         return stored if use is None else use(stored)

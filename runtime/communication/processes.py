@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.errors import DistributedError, PlanError
+from shardwright.errors import DistributedError, PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh, forget_meshes
@@ -44,9 +44,19 @@ def _end() -> None:
 
 
 def pick_device(device: torch.device | str | None) -> torch.device:
-    """Return this rank's device: the one given, or else its own GPU, or else the CPU."""
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Return this rank's device: the one given, or else its own GPU, or else the CPU.
+
+    Raises:
+        UsageError: torch does not know the device, or has no GPU.
+    """
+    gpus = torch.cuda.is_available()
+    try:
+        chosen = torch.device(device or ("cuda" if gpus else "cpu"))
+    except RuntimeError:
+        raise UsageError(f"torch has no device {device!r}: give 'cpu' or 'cuda'") from None
     if chosen.type == "cuda":
+        if not gpus:
+            raise UsageError(f"torch finds no GPU, and device is {str(device)!r}: give 'cpu'")
         if chosen.index is None:
             chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)

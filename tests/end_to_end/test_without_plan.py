@@ -103,6 +103,8 @@ GIVEN: dict[str, tuple[Callable[[Any], Any], str]] = {
         "a plan or its file is needed, and not a dict",
     ),
     "an old name": (lambda folder: shardwright.load(folder, tp=2, torch_dtype="bfloat16"), "dtype"),
+    "device_map": (lambda folder: shardwright.load(folder, tp=2, device_map="auto"), "device"),
+    "no device": (lambda folder: shardwright.load(folder, tp=2, device="gpu"), "'cpu' or 'cuda'"),
     "a type of Python": (
         lambda folder: shardwright.load(folder, tp=2, dtype=float),  # type: ignore[arg-type]
         "torch has no floating dtype '<class 'float'>'",
@@ -116,6 +118,12 @@ def test_what_is_given_in_place_of_something_else(folder: Path, name: str) -> No
     call, words = GIVEN[name]
     with pytest.raises(UsageError, match=words):
         call(folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(UsageError, match="finds no GPU, and device is 'cuda:1': give 'cpu'"):
+        shardwright.load(folder, tp=2, device="cuda:1")
 
 
 def test_one_process_for_two_ranks(folder: Path) -> None:

@@ -30,7 +30,7 @@ class Places(nn.Module):
         q = torch.cat([even * turn.cos() - odd * turn.sin(), even * turn.sin() + odd], -1)
         scores = q @ k.mT - 0.1 * torch.arange(1, 7)[:, None, None] * (at[:, None] - at).abs()
         near = (at[:, None] >= at) & (at[:, None] - at < 4)
-        weights = scores.masked_fill(~near, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(~near, torch.tensor(-torch.inf)).softmax(-1)
         return self.head(x + self.o((weights @ v).transpose(1, 2).flatten(2)))
 
 
@@ -52,7 +52,23 @@ class Written(nn.Module):
         return self.down(into), self.down(picked), self.down(summed)
 
 
-@pytest.mark.parametrize(("make", "inputs"), [(Places, ids(48)), (Written, features(24))])
+class Spectrum(nn.Module):
+    """torch asks where the window is before it calls an op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 48), nn.Linear(48, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, window = self.down(self.up(x).tanh()).flatten(1), torch.hann_window(16).double()
+        parts = torch.stft(y, 16, 4, window=window, return_complex=True)
+        return torch.istft(parts * 2, 16, 4, window=window, length=y.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [(Places, ids(48)), (Written, features(24)), (Spectrum, features(24))],
+)
 @pytest.mark.parametrize("tp", [2, 3])
 def test_equals_the_whole_model(make: Any, inputs: Inputs, tp: int) -> None:
     module = make().double()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention, or_masks
 
 from shardwright.errors import ModelError, UsageError
@@ -62,6 +63,15 @@ class Documents(Attention):
         return {"block_mask": create_block_mask(same, None, None, t, t, device=x.device)}
 
 
+class OnTheCPU(Attention):
+    """The mask is made where the model will run, not where its queries are."""
+
+    def how(self, x: Tensor) -> dict[str, Any]:
+        t = x.shape[1]
+        causal = lambda b, h, i, j: i >= j  # noqa: E731
+        return {"block_mask": create_block_mask(causal, None, None, t, t, device="cpu")}
+
+
 class Alibi(Attention):
     """Each head has its slope: a rank must not take the first heads' for its own."""
 
@@ -107,7 +117,17 @@ class Layers(nn.Module):
         return x
 
 
-KINDS = [long(Attention), Windowed, Documents, Alibi, WindowByHead, Capped, Grouped, Layers]
+KINDS = [
+    long(Attention),
+    Windowed,
+    Documents,
+    OnTheCPU,
+    Alibi,
+    WindowByHead,
+    Capped,
+    Grouped,
+    Layers,
+]
 BY_NUMBER = Windowed, Alibi, WindowByHead
 """Their code states how many heads there are, or their functions take the number of a head."""
 
@@ -115,6 +135,7 @@ BY_NUMBER = Windowed, Alibi, WindowByHead
 @pytest.mark.parametrize("kind", KINDS)
 def test_own_modules(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
+    FakeTensorMode.cache_clear()  # what torch itself does for a new entry is no code of the model
     model = kind().requires_grad_(False)  # there is no backward on the CPU
     more = (torch.tensor([3, 4, 5]),) if kind is Layers else ()
     found = plan(model, 2, args=(torch.randn(3, 19, 64), *more))

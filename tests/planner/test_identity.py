@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,30 @@ def test_weights_are_parameters(tp: int) -> None:
 
     for found in run_ranks(tp, lambda mesh: run(apply(copy.deepcopy(model), plan, mesh))):
         close(found, run(model), "output")
+
+
+class Lists(nn.Module):
+    """Makes containers and a layer of its weights in each call: there they must be parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+        self.weights = nn.ParameterList([torch.empty(WIDTH, INNER), torch.empty(INNER, WIDTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.weights[:2]
+        layer = nn.Linear(1, 1, bias=False)
+        layer.weight = self.net.up.weight
+        named = nn.ParameterDict({"down": self.net.down.weight})
+        return F.linear(layer(x).relu(), named["down"]) + (x @ first).relu() @ second
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_parameters_in_containers_that_code_makes(tp: int) -> None:
+    """They would be copies, without gradients for the weights, or be refused by torch."""
+    model = Lists().double()
+    plan = planned(model, features(WIDTH), tp)
+    assert_equal(model, features(WIDTH), plan, collectives=False)
 
 
 class Attends(nn.Module):
@@ -119,6 +144,20 @@ def _asks_for_layers(net: Net, h: Tensor) -> Tensor:
     return h
 
 
+def _draws(net: Net, h: Tensor) -> Tensor:
+    return h * 2 if random.random() < 0.5 else h * 3
+
+
+def _draws_without_use(net: Net, h: Tensor) -> Tensor:
+    drawn = random.random()
+    return h * 2 if net.training and drawn < 0.5 else h
+
+
+def test_numbers_may_be_drawn_that_nothing_is_computed_with() -> None:
+    model = Net(_draws_without_use).eval()
+    assert_equal(model, features(WIDTH), planned(model, features(WIDTH), 2))
+
+
 def test_modules_may_be_compared() -> None:
     model = Net(_asks_for_layers)
     assert_equal(model, features(WIDTH), planned(model, features(WIDTH), 2))
@@ -132,6 +171,7 @@ def test_modules_may_be_compared() -> None:
         (Remembers(), features(WIDTH), r"'Remembers.forward': .* \(self.last\[0\] is not x\)"),
         (Net(_finds_again), features(WIDTH), r"'_finds_again.*: .* \(kept is again\)"),
         (AsksForClass(), features(WIDTH), r"type\(self.up\) is nn.Linear.*use isinstance"),
+        (Net(_draws), features(WIDTH), "draws random numbers with Python or NumPy: draw them with"),
     ],
 )
 def test_what_ranks_would_answer_otherwise_is_refused(

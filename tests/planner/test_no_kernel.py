@@ -35,6 +35,19 @@ class ReadsMemory(nn.Module):
         return x.flip(-1) * (3 if x.data_ptr() else 4)
 
 
+class Sparse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[0].to_sparse().to_dense() + x.flip(-1)
+
+
+class Writes(nn.Module):
+    """A log line."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert f"{x.mean():.3f}"
+        return x.flip(-1) * 3
+
+
 class Around(nn.Module):
     def __init__(self, within: nn.Module) -> None:
         super().__init__()
@@ -57,7 +70,7 @@ def gradients(model: Any) -> list[Tensor]:
     return [out, x.grad, *full]  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("kind", [OwnOp, ReadsMemory])
+@pytest.mark.parametrize("kind", [OwnOp, ReadsMemory, Sparse, Writes])
 def test_the_module_around_it_stays_replicated(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = Around(kind()).double()

@@ -295,3 +295,12 @@ def test_the_reason_of_a_large_buffer() -> None:
     plan = planned(Scaled(), features(m.WIDTH), 2)
     reasons = {w.parameter: w.reason for w in plan.replicated}
     assert reasons == {"scale": "it is a buffer, and those stay replicated"}
+
+
+def test_the_reason_of_a_weight_whose_dims_are_all_those_of_inputs() -> None:
+    """One is contracted with an input, and the other is multiplied with another."""
+    plan = planned(nn.Bilinear(8, 8, 1), lambda b, t: (torch.randn(b, 8), torch.randn(b, 8)), 2)
+    tied = "its size is tied to one that is known only at run time"
+    reasons = {w.parameter: w.reason for w in plan.replicated}
+    assert reasons["weight"].startswith("2 ranks could share none of its dims: its size is 1")
+    assert reasons["weight"].endswith(tied)

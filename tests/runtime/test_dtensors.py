@@ -386,6 +386,11 @@ def test_functional_calls_are_those_of_the_unsplit_model() -> None:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)
         half = {n: p.detach() / 2 for n, p in split.named_parameters()}
         torch.testing.assert_close(call(split, half, (IDS,)).logits, want)
+        full = {n: p.detach() / 2 for n, p in base.named_parameters()}
+        with pytest.raises(UsageError, match="to functional_call give tensors of .*split_tensors"):
+            call(split, full, (IDS,))
+        parts = shardwright.split_tensors(split, full)
+        torch.testing.assert_close(call(split, parts, (IDS,)).logits, want)
 
     run_ranks(2, work)
 

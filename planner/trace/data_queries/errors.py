@@ -43,7 +43,10 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Nee
 
 
 UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
-IN_WORDS = ("no fake impl registered", "Cannot access data pointer")
+IN_WORDS = (
+    *("no fake impl registered", "no fake impl or Meta kernel registered"),
+    "Cannot access data pointer",
+)
 """How torch says that an op, or code that reads memory, does not run on tensors without data."""
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS, has_rows
@@ -214,8 +214,19 @@ class DataQueries(TorchFunctionMode):
         self.checked[id(out)] = out
         return out
 
-    def _text(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return format(args[0].item(), *args[1:]) if known(args[0]) else NotImplemented
+    def _text(self, func: Any, x: Any, kwargs: Any) -> Any:
+        """Answer `f"{x}"` and `f"{x:.3f}"`; without digits, torch writes no number."""
+        if known(x[0]):
+            return format(x[0].item(), *x[1:])
+        if x[0].dim() or not any(x[1:]):
+            return NotImplemented
+        return format(self._number(torch.Tensor.item, x[:1], kwargs), *x[1:])
+
+    def _spectrum(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call `stft` with its window where its input is: torch asks before it calls any op."""
+        place = args[0].device
+        move = partial(tree_map_only, Tensor, lambda x: x if x.device == place else x.to(place))
+        return func(*move(args), **move(kwargs))
 
     def _attribute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer `requires_grad` and `shape`."""
@@ -406,6 +417,7 @@ ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
     "requires_grad_": DataQueries._flag,
     "tensor": DataQueries._constant,
     "numpy": DataQueries._numpy,
+    **dict.fromkeys(("stft", "istft"), DataQueries._spectrum),
     **dict.fromkeys(("nonzero", "argwhere", "where"), DataQueries._select),
     "__getitem__": DataQueries._index,
     **dict.fromkeys(("squeeze", "flatten"), DataQueries._same_rows),

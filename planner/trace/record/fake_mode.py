@@ -31,6 +31,9 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 MOVES = (aten.copy_.default, aten.set_.source_Tensor)
 """Ops that accept tensors on several devices."""
 
+ON_ONE_DEVICE = (aten.masked_fill.Tensor, aten.masked_fill_.Tensor)
+"""Ops whose scalars on the CPU torch moves to a GPU, but not to meta."""
+
 DEVICE = torch.ops.prim.device.default
 """Called on fake tensors more often than all other ops, because torch's own code checks devices."""
 
@@ -161,7 +164,7 @@ class OnMeta(FakeTensorMode):
             return args, kwargs
 
         def there(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim():
+            if not isinstance(value, Tensor) or not (value.dim() or func in ON_ONE_DEVICE):
                 return value
             place = value.fake_device if isinstance(value, FakeTensor) else value.device
             return value if place == META else move(value)

@@ -57,6 +57,10 @@ class OwnTensors:
                         _refuse(call, name, "by way of another tensor that shares its memory")
 
 
+KEEPERS = (nn.Module.__module__, nn.ParameterList.__module__)
+"""torch's own code that asks for a model that makes modules and sets parameters in its forward."""
+
+
 class IsParameter:
     """The answer to `isinstance(x, nn.Parameter)` for a parameter: true; notes if code asks."""
 
@@ -67,7 +71,8 @@ class IsParameter:
         asking = sys._getframe(1)
         if asking.f_globals["__name__"] == nn.Parameter.__module__:
             asking = asking.f_back or asking
-        if not is_plumbing(asking.f_globals["__name__"]):
+        name = asking.f_globals["__name__"]
+        if name in KEEPERS or not is_plumbing(name):
             self.note()
         return True
 

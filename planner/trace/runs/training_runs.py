@@ -25,6 +25,10 @@ def in_training(runs: Sequence[Run]) -> list[Run]:
     return [run._replace(training=True) for run in runs]
 
 
+DRAWS = "it draws random numbers with Python or NumPy: draw them with torch"
+"""Why code is refused whose numbers would differ by rank."""
+
+
 @contextmanager
 def no_python_random() -> Iterator[None]:
     """Refuse code that draws random numbers with Python or NumPy: they would differ by rank.
@@ -32,10 +36,10 @@ def no_python_random() -> Iterator[None]:
     Raises:
         ModelError: at the end, if code drew such numbers.
     """
-    before = _generators()
+    before = generators()
     yield
-    if _generators() != before:
-        raise ModelError("it draws random numbers with Python or NumPy: draw them with torch")
+    if generators() != before:
+        raise ModelError(DRAWS)
 
 
 @contextmanager
@@ -51,7 +55,7 @@ def batches_counted(root: nn.Module) -> Iterator[None]:
         yield
 
 
-def _generators() -> tuple[Any, ...]:
+def generators() -> tuple[Any, ...]:
     """Return the states of the random generators of Python and NumPy."""
     numpy: Any = sys.modules.get("numpy")
     kind, keys, *rest = numpy.random.get_state() if numpy else (None, b"")

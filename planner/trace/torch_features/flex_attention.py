@@ -9,6 +9,7 @@ for the heads of each rank.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,14 @@ from shardwright.planner.trace.thread_patches import Patch
 def _without_blocks(
     masks: tuple[Tensor, None], mask_mod: Any, lengths: tuple[int, int], queries: int, keys: int
 ) -> flex.BlockMask:
-    """Return a block mask with the sizes of the real one, but without knowing what is masked."""
+    """Return a block mask with the sizes of the real one, but without knowing what is masked.
+
+    It is on meta, as queries are, also if code makes it on the CPU, where it will run.
+    """
     batch, heads, rows, columns = masks[0].shape
     down, across = -(-int(rows) // queries), -(-int(columns) // keys)
-    counts = masks[0].new_empty((batch, heads, down), dtype=torch.int32)
-    indices = masks[0].new_empty((batch, heads, down, across), dtype=torch.int32)
+    empty = partial(masks[0].new_empty, dtype=torch.int32, device="meta")
+    counts, indices = empty((batch, heads, down)), empty((batch, heads, down, across))
     return flex.BlockMask(
         lengths, counts, indices, None, None, None, None, None, None, (queries, keys), mask_mod
     )

@@ -77,8 +77,11 @@ HAND_ON = (
 )  # fmt: skip
 """Functions of the runtime that wrap and call other functions."""
 
-STANDS_IN = "shardwright.planner.trace.torch_features.flex_attention"
-"""Python module whose functions run in place of torch's: what they call, model code does not."""
+STAND_INS = (
+    "shardwright.planner.trace.torch_features.flex_attention",
+    "torch._subclasses.fake_tensor",
+)
+"""Python modules whose functions run in place of torch's: what they call, model code does not."""
 
 RUNS = "runs"
 """Log entry for a call of another module. These calls are not compared."""
@@ -212,7 +215,7 @@ def _from_runtime() -> bool:
     """
     for frame in frames():
         module = module_of(frame)
-        if module == STANDS_IN:
+        if module in STAND_INS:
             return True
         if module.startswith("shardwright.runtime"):
             if frame.f_code.co_name not in HAND_ON or module.endswith(".vocab"):
