@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -17,6 +18,7 @@ from torch import nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plain_values import FREE, is_number
 from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.trace import python_draws
 from shardwright.planner.trace.inputs.subject import floating_dtype
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.flags import Flags, add_flags, free_flags
@@ -25,13 +27,7 @@ from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.record.boundaries import argument_names
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.runs.training_runs import (
-    DRAWS,
-    changes_more,
-    generators,
-    in_training,
-    no_python_random,
-)
+from shardwright.planner.trace.runs.training_runs import changes_more, in_training
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
 from shardwright.rules.normalization import UPDATED
@@ -39,9 +35,6 @@ from shardwright.rules.registry import rule_for
 
 CASTING = ("to", "_to_copy", "type_as")
 """Ops that cast."""
-
-DRAWN_AGAIN = 5
-"""How often code is traced again that draws random numbers: a coin hides for one model in 32."""
 
 # What may differ between two graphs that compute the same.
 NOT_COMPARED = ("ops", "marks", "holds_in_training", "unpriced", "draws", "flags", "places")
@@ -57,8 +50,9 @@ def _graph_in(
 ) -> Graph | None:
     """Return the graph of the runs in a context; None if they cannot be traced there."""
     try:
+        trace = partial(trace_runs, source.module, runs or source.runs, skips, settled)
         with alone(), context:
-            return trace_runs(source.module, runs or source.runs, skips, settled)
+            return same_for_all_draws(source.architecture, trace)
     except ModelError:
         return None
 
@@ -81,7 +75,7 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
     on_data = graph.untraced or graph.skips or any(answers for _, answers in graph.branch_paths)
     settled = graph.stand_ins and not on_data  # what depends on data then is not the same
     again = in_training(source.runs)
-    other = _graph_in(source, no_python_random(), again, settled=settled)
+    other = _graph_in(source, nullcontext(), again, settled=settled)
     if other is not None and _same(graph, other):
         graph.holds_in_training, graph.marks.drawn = True, other.marks.drawn
         add_flags(graph.flags, other.flags)
@@ -95,12 +89,17 @@ def same_for_all_draws(name: str, trace: Callable[[], Graph]) -> Graph:
         trace: Traces runs of the model.
 
     Raises:
-        ModelError: the graph is another one for other draws, which ranks would have.
+        ModelError: the graph is another one for other draws, which ranks would have, or it has a
+            tensor of which it is not known what code made it of.
     """
-    before = generators()
-    graph = trace()
-    if generators() != before and not all(_same(graph, trace()) for _ in range(DRAWN_AGAIN)):
-        raise ModelError(f"cannot split {name}: {DRAWS}")
+    before = python_draws.states()
+    with python_draws.noting_data() as data:
+        graph = trace()
+    for context in python_draws.other_draws() if python_draws.states() != before else ():
+        with context, python_draws.noting_data() as again:
+            other = trace()
+        if not _same(graph, other) or data != again or len(graph.constants) > len(data):
+            raise ModelError(f"cannot split {name}: {python_draws.REFUSED}")
     return graph
 
 

@@ -30,7 +30,7 @@ from shardwright.planner.trace.queries.questions import Asked, noted
 from shardwright.planner.trace.runs.further_runs import Wish
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import NoCache, Run, RunRefused, needs_cache
-from shardwright.planner.trace.runs.training_runs import in_training, no_python_random
+from shardwright.planner.trace.runs.training_runs import in_training
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
 
@@ -93,7 +93,7 @@ def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Trace
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
         with suppress(ModelError, Unfoldable):
-            with alone(), no_python_random():
+            with alone():
                 found = tried(*_with_training(source, best.source), whole)
                 if found.graph.leaves_attributes and not source.keeps and keeps(source, True):
                     kept = (replace(of, keeps=True) for of in (source, best.source))

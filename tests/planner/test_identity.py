@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,10 @@ def _draws(net: Net, h: Tensor) -> Tensor:
     return h * 2 if random.random() < 0.5 else h * 3
 
 
+def _masks_by_draws(net: Net, h: Tensor) -> Tensor:
+    return h * torch.as_tensor(numpy.random.rand(1) < 0.5)
+
+
 def _draws_without_use(net: Net, h: Tensor) -> Tensor:
     drawn = random.random()
     return h * 2 if net.training and drawn < 0.5 else h
@@ -172,6 +177,7 @@ def test_modules_may_be_compared() -> None:
         (Net(_finds_again), features(WIDTH), r"'_finds_again.*: .* \(kept is again\)"),
         (AsksForClass(), features(WIDTH), r"type\(self.up\) is nn.Linear.*use isinstance"),
         (Net(_draws), features(WIDTH), "draws random numbers with Python or NumPy: draw them with"),
+        (Net(_masks_by_draws), features(WIDTH), "draws random numbers with Python or NumPy"),
     ],
 )
 def test_what_ranks_would_answer_otherwise_is_refused(

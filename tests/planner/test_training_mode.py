@@ -191,6 +191,21 @@ class DropsLayers(Mlp):
         return x
 
 
+class DropsFewLayers(DropsLayers):
+    """With a probability so small that no sample shows it."""
+
+    share = 1e-6
+
+
+class MadeOfDraws(Mlp):
+    """Makes tensors of what it draws, in a way that a trace does not see."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = x + torch.Tensor([random.random(), 1.0]).to(x)[1]
+        return super().forward(x)
+
+
 class Multiplies(Mlp):
     """Computes with what it draws."""
 
@@ -289,7 +304,7 @@ def is_split(plan: Plan, name: str) -> bool:
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize(
     "kind",
-    [Scales, Averages, Replaces, Normed, NormedSum, Helped, Told, Drops, Skips],
+    [Scales, Averages, Replaces, Normed, NormedSum, Helped, Told, Drops, Skips, DropsLayers],
 )
 def test_trains_as_the_whole_model(kind: type[nn.Module], tp: int) -> None:
     model, plan = made(kind, tp)
@@ -316,7 +331,10 @@ def test_parts_may_be_in_other_modes() -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [ShowsAll, Tosses, Masks, LooksAtMasks, DropsLayers, Multiplies])
+@pytest.mark.parametrize(
+    "kind",
+    [ShowsAll, Tosses, Masks, LooksAtMasks, DropsFewLayers, MadeOfDraws, Multiplies],
+)
 def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     """Of the model and of a module in it that is called by itself."""
     model, plan = made(kind)

@@ -52,6 +52,7 @@ from shardwright.planner.trace.data_queries.model_code import (
 )
 from shardwright.planner.trace.data_queries.stand_ins import DataList, DataNumber
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.python_draws import note_data
 from shardwright.planner.trace.queries.harmless import given_back, harmless
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.time_limit import check_time
@@ -225,8 +226,12 @@ class DataQueries(TorchFunctionMode):
     def _spectrum(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call `stft` with its window where its input is: torch asks before it calls any op."""
         place = args[0].device
-        move = partial(tree_map_only, Tensor, lambda x: x if x.device == place else x.to(place))
-        return func(*move(args), **move(kwargs))
+
+        def moved(x: Tensor) -> Tensor:
+            return x if x.device == place else x.to(place)
+
+        args, kwargs = tree_map_only(Tensor, moved, (args, kwargs))
+        return func(*args, **kwargs)
 
     def _attribute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer `requires_grad` and `shape`."""
@@ -256,6 +261,7 @@ class DataQueries(TorchFunctionMode):
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call `torch.tensor` and keep the value: on meta torch drops it at once."""
+        note_data(args[0])
         if torch.device(kwargs.get("device") or "cpu").type != "meta":
             return NotImplemented
         out, numbers = func(*args, **kwargs), tree_leaves(args[0])
@@ -264,6 +270,11 @@ class DataQueries(TorchFunctionMode):
                 value = torch.tensor(args[0], dtype=out.dtype)
                 self.values.keep(inner(out), value, fixed=OF_SIZES.get() is None)
         return out
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Note what a tensor is made of."""
+        note_data(args[-1] if args else kwargs)
+        return NotImplemented
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not known(args[0]):
@@ -416,6 +427,7 @@ ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
     "register_hook": DataQueries._hook,
     "requires_grad_": DataQueries._flag,
     "tensor": DataQueries._constant,
+    **dict.fromkeys(("as_tensor", "asarray", "new_tensor"), DataQueries._made),
     "numpy": DataQueries._numpy,
     **dict.fromkeys(("stft", "istft"), DataQueries._spectrum),
     **dict.fromkeys(("nonzero", "argwhere", "where"), DataQueries._select),

@@ -6,8 +6,6 @@ is dropped at that place of the full tensor (see `Functional` in `recording_mode
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shardwright.errors import ModelError
 from shardwright.planner.trace.runs.run import Run, in_mode
 from shardwright.runtime.scopes import replaced
 
@@ -23,23 +20,6 @@ from shardwright.runtime.scopes import replaced
 def in_training(runs: Sequence[Run]) -> list[Run]:
     """Return the same runs in training mode."""
     return [run._replace(training=True) for run in runs]
-
-
-DRAWS = "it draws random numbers with Python or NumPy: draw them with torch"
-"""Why code is refused whose numbers would differ by rank."""
-
-
-@contextmanager
-def no_python_random() -> Iterator[None]:
-    """Refuse code that draws random numbers with Python or NumPy: they would differ by rank.
-
-    Raises:
-        ModelError: at the end, if code drew such numbers.
-    """
-    before = generators()
-    yield
-    if generators() != before:
-        raise ModelError(DRAWS)
 
 
 @contextmanager
@@ -53,13 +33,6 @@ def batches_counted(root: nn.Module) -> Iterator[None]:
         for norm in norms:
             undo.enter_context(replaced(norm, momentum=0.1))
         yield
-
-
-def generators() -> tuple[Any, ...]:
-    """Return the states of the random generators of Python and NumPy."""
-    numpy: Any = sys.modules.get("numpy")
-    kind, keys, *rest = numpy.random.get_state() if numpy else (None, b"")
-    return random.getstate(), kind, bytes(keys), *rest
 
 
 def changes_more(root: nn.Module) -> bool:
