@@ -21,9 +21,6 @@ REFUSED = "it draws random numbers with Python or NumPy: draw them with torch"
 BOUNDS = (0.0, 1 - 2**-53)
 """The least and the largest number in [0, 1): thresholds are between them."""
 
-SAMPLES = 3
-"""How often other numbers are drawn, for code that does more than compare them."""
-
 
 _NOTED: ContextVar[list[Any] | None] = ContextVar("noted", default=None)
 
@@ -54,17 +51,23 @@ def states() -> tuple[Any, ...]:
 
 
 def other_draws() -> Iterator[AbstractContextManager[None]]:
-    """Yield contexts in which code of this thread draws other numbers: bounds, and samples."""
+    """Yield contexts in which code of this thread draws other numbers: both bounds, and any."""
     for bound in BOUNDS:
         yield patched_in_this_thread([*_drawing(bound)])
-    for _ in range(SAMPLES):
-        yield nullcontext()
+    yield nullcontext()
 
 
 def _drawing(bound: float) -> Iterator[Patch]:
-    """Yield what makes each number drawn from [0, 1) this one, and those of others like it."""
+    """Yield what makes each number drawn from [0, 1) this one, and others the first or last."""
+
+    def end(values: Any) -> Any:
+        return values[-1 if bound else 0]
+
     yield random, "random", lambda: bound
     yield random, "uniform", lambda a, b: a + (b - a) * bound
+    yield random, "randint", lambda a, b: end((a, b))
+    yield random, "randrange", lambda *given: end(range(*given))
+    yield random, "choice", end
     if (numpy := sys.modules.get("numpy")) is None:
         return
 

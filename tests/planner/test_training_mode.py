@@ -197,6 +197,13 @@ class DropsFewLayers(DropsLayers):
     share = 1e-6
 
 
+class Chooses(Mlp):
+    """Chooses by a number that is nearly always the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and random.randint(0, 10**6) == 0 else super().forward(x)
+
+
 class MadeOfDraws(Mlp):
     """Makes tensors of what it draws, in a way that a trace does not see."""
 
@@ -333,7 +340,7 @@ def test_parts_may_be_in_other_modes() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [ShowsAll, Tosses, Masks, LooksAtMasks, DropsFewLayers, MadeOfDraws, Multiplies],
+    [ShowsAll, Tosses, Masks, LooksAtMasks, DropsFewLayers, Chooses, MadeOfDraws, Multiplies],
 )
 def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     """Of the model and of a module in it that is called by itself."""
