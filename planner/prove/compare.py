@@ -23,7 +23,10 @@ from shardwright.planner.search.unfolded import UnfoldedSolution
 FIGURES = ("cost", "predicted", "drawing", "replicated", "opaque")
 """Keys that describe a plan and that the runtime does not use."""
 
-FOLLOWS = "; `shardwright check --accept` writes what it finds"
+FOLLOWS = (
+    "; `shardwright check --accept` writes what it finds; a plan that was made with --inputs is "
+    "checked with the same"
+)
 """The hint for a key that does not follow from the rest of the plan."""
 
 ACCEPTED = "edited: right, but not what a solver found"

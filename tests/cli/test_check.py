@@ -138,6 +138,7 @@ def test_figures_that_are_not_what_comes_out_are_named(
     result = run("check", file, model)
     assert result.exit_code == 1
     assert "the plan does not hold: predicted.time_ns is 1, and should be " in result.stderr
+    assert "made with --inputs is checked with the same" in result.stderr
     assert run("check", "--accept", file, model).exit_code == 0
     assert Plan.load(file) == plan
 

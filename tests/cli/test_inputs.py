@@ -106,6 +106,8 @@ def test_what_is_no_input(net: str) -> None:
         inputs(f"{net}:number")
     with pytest.raises(UsageError, match="cannot read inputs from nowhere.pt"):
         inputs("nowhere.pt")
+    with pytest.raises(UsageError, match="Give own.py:FUNCTION"):
+        inputs("own.py")
     with pytest.raises(ModelError, match="cannot plan a int"):
         planning.plan(f"{net}:number", 2)
 

@@ -60,6 +60,8 @@ def inputs(name: str) -> Calls:
     """
     if is_code(name):
         return _as_inputs(made(name), name)
+    if name.endswith(".py"):
+        raise UsageError(f"which function of {name} makes the inputs? Give {name}:FUNCTION")
     try:
         found = torch.load(name, weights_only=True)
     except Exception as error:  # torch raises many kinds
