@@ -70,7 +70,7 @@ def test_calls_of_a_model_without_a_cache() -> None:
         "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 1
     }  # fmt: skip
     found = diagnose(BertForMaskedLM(BertConfig(vocab_size=64, **sizes)), (2,))
-    assert "inputs_embeds" in found.proven and found.refused == []
+    assert any("inputs_embeds" in call for call in found.proven) and found.refused == []
     assert not any("filled" in call for call in found.proven)
 
 
