@@ -6,7 +6,7 @@ module applies them to states of tensors, in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -104,6 +104,7 @@ class RedistributionCosts:
         self._steps: dict[tuple[State, State, tuple[int, int]], list[MaskStep] | None] = {}
         self._costs: dict[object, TransitionCost | None] = {}
         self._times: dict[tuple[tuple[Collective, ...], int, int], int] = {}
+        self._on_hosts: dict[tuple[bool, ...], int] = {}
 
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -168,19 +169,20 @@ class RedistributionCosts:
 
         @cache
         def hosts(mask: int) -> int:
-            inner = [bool(mask & (1 << i)) for i in range(len(sub.sizes))]
+            inner = tuple(bool(mask & (1 << i)) for i in range(len(sub.sizes)))
             return self._hosts(bool(mask & sub.along), mask == 0, mask == 0, inner)
 
         return hosts
 
-    def _hosts(self, cp: bool, dp: bool, ep: bool, inner: Sequence[bool] = ()) -> int:
+    def _hosts(self, cp: bool, dp: bool, ep: bool, inner: tuple[bool, ...] = ()) -> int:
         """Return how many hosts ranks are on that differ only in these dims and sub-axes."""
         load, sub = self.workload, self.states.sub
         if load.gpus_per_host is None:
             return 1
-        sizes = (sub.cp, load.replicas // load.spread, load.spread, *sub.sizes)
-        chosen = (cp, dp, ep, *(inner or [False] * len(sub.sizes)))
-        return hosts_of(sizes, chosen, load.gpus_per_host)
+        if (chosen := (cp, dp, ep, *(inner or [False] * len(sub.sizes)))) not in self._on_hosts:
+            sizes = (sub.cp, load.replicas // load.spread, load.spread, *sub.sizes)
+            self._on_hosts[chosen] = hosts_of(sizes, chosen, load.gpus_per_host)
+        return self._on_hosts[chosen]
 
     def _order(self, name: str, step: MaskStep, run: Pass) -> Order:
         """Return how the shards of a step are laid out in the gathered tensor."""

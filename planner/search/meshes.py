@@ -184,7 +184,9 @@ def _solved(
         try:
             now = climb(first, FITTING)
             again = first if now.restrictions.gathered else now  # tried after least memory
-            yield _Solved(task, _choice(now), _at_best(now), again)
+            choice, time_ns = _choice(now), least_time(now)  # if fewer blocks are computed again
+            at_best = choice if time_ns is None else choice.model_copy(update={"time_ns": time_ns})
+            yield _Solved(task, choice, at_best, again)
         except SolverError as error:  # another mesh may be easier
             choice = MeshChoice(mesh=dict(mesh), dp=dp, why=str(error))
             yield _Solved(task, choice, choice, first)
@@ -203,12 +205,6 @@ def other_meshes(model: TracedModel, cluster: Cluster, ended: SearchState) -> li
     tasks = (model.on(choice.mesh, choice.dp, per_host) for choice in fit[:NEXT])
     found = [search(task, ended.asked) for task in tasks]
     return [now for now in found if not isinstance(now.outcome, InfeasibleError)]
-
-
-def _at_best(now: SearchState) -> MeshChoice:
-    """Return what may be found on a mesh if fewer blocks are computed again."""
-    choice, time_ns = _choice(now), least_time(now)
-    return choice if time_ns is None else choice.model_copy(update={"time_ns": time_ns})
 
 
 def _choice(now: SearchState) -> MeshChoice:
