@@ -247,4 +247,5 @@ def test_a_table_that_is_cut_by_a_length_is_held_whole() -> None:
     made = Placed()
     found = plan(made, 1, args=(torch.zeros(3, 19, 16),), batch=2, seq=4096)
     assert found.predicted.parameter_bytes == [4 * sum(p.numel() for p in made.parameters())]
+    assert found.predicted.memory is not None
     assert found.predicted.memory.parameters == found.predicted.parameter_bytes[0]
