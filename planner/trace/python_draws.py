@@ -21,7 +21,6 @@ REFUSED = "it draws random numbers with Python or NumPy: draw them with torch"
 BOUNDS = (0.0, 1 - 2**-53)
 """The least and the largest number in [0, 1): thresholds are between them."""
 
-
 _NOTED: ContextVar[list[Any] | None] = ContextVar("noted", default=None)
 
 
@@ -37,10 +36,10 @@ def noting_data() -> Iterator[list[Any]]:
 
 
 def note_data(data: Any) -> None:
-    """Note what code makes a tensor of: numbers, or an array."""
+    """Note what code makes a tensor of: numbers, or an array, which may be large, by its hash."""
     if (noted := _NOTED.get()) is not None:
         as_bytes = getattr(data, "tobytes", None)
-        noted.append(repr(data) if as_bytes is None else (data.shape, as_bytes()))
+        noted.append(repr(data) if as_bytes is None else (data.shape, hash(as_bytes())))
 
 
 def states() -> tuple[Any, ...]:
