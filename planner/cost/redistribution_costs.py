@@ -179,10 +179,10 @@ class RedistributionCosts:
         load, sub = self.workload, self.states.sub
         if load.gpus_per_host is None:
             return 1
-        if (chosen := (cp, dp, ep, *(inner or [False] * len(sub.sizes)))) not in self._on_hosts:
-            sizes = (sub.cp, load.replicas // load.spread, load.spread, *sub.sizes)
-            self._on_hosts[chosen] = hosts_of(sizes, chosen, load.gpus_per_host)
-        return self._on_hosts[chosen]
+        chosen = (cp, dp, ep, *(inner or [False] * len(sub.sizes)))
+        sizes = (sub.cp, load.replicas // load.spread, load.spread, *sub.sizes)
+        given = sizes, chosen, load.gpus_per_host
+        return made_once(self._on_hosts, chosen, lambda: hosts_of(*given))
 
     def _order(self, name: str, step: MaskStep, run: Pass) -> Order:
         """Return how the shards of a step are laid out in the gathered tensor."""

@@ -6,11 +6,10 @@ with other values of the numbers among the arguments.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -281,7 +280,7 @@ def _hiding(
     positions = argument_names(module.forward)
 
     def hiding(forward: Forward) -> Forward:
-        @functools.wraps(forward)
+        @wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
             def hide(name: str, given: Any) -> Any:
                 if not isinstance(given, (int, float)) or name not in names:

@@ -72,8 +72,8 @@ class Copies:
         self, model: nn.Module, mesh: Mesh, dims: Sequence[str], apart: Iterable[Tensor]
     ) -> None:
         self.model, self.mesh, self.groups = model, mesh, {name: mesh[name] for name in dims}
-        self.over = {each: mesh.over(each) for each in (frozenset(dims), frozenset(dims) - {EP})}
-        """Mesh dims -> the ranks that average over them: all copies, and for parts of `ep`."""
+        for each in (dims, {*dims} - {EP}):
+            mesh.over(each)  # makes the groups now, and not in a backward pass
         self.apart: Any = [tensor for tensor in apart if tensor.is_leaf and tensor.requires_grad]
         self.hooks: dict[int, list[Any]] = {}
         self.passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
@@ -159,7 +159,7 @@ class Copies:
         parameters = self.parameters()
         flags = torch.tensor([id(p) in done.made for p in parameters], dtype=torch.int32)
         flags = flags.to(parameters[0].device)
-        flags = all_reduce(flags, self.over[frozenset(self.groups)], "max")
+        flags = all_reduce(flags, self.mesh.over(self.groups), "max")
         kinds: dict[tuple[Any, ...], list[Tensor]] = {}
         for i in flags.nonzero().flatten().tolist():
             parameter = parameters[i]
@@ -169,7 +169,7 @@ class Copies:
             kinds.setdefault((dims, grad.dtype, grad.device), []).append(grad)
         for (dims, *_), grads in kinds.items():
             for bucket in buckets([grad.nbytes for grad in grads]):
-                _average([grads[i] for i in bucket], self.over[dims])
+                _average([grads[i] for i in bucket], self.mesh.over(dims))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
         return self  # until the copied model gets its own
