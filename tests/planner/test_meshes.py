@@ -24,6 +24,8 @@ from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
 from shardwright.planner.search import ladder, meshes, restrictions, traced_model
 from shardwright.planner.search.task import Task
+from tests import planning
+from tests.planner.test_mixtures import Experts, Model, X
 from tests.planning import as_text
 
 H100 = device("h100-nvlink")
@@ -321,3 +323,13 @@ def test_a_cluster_has_gpus() -> None:
     for hosts, gpus in ((0, 8), (2, 0), (1 << 20, 8)):
         with pytest.raises(UsageError, match="GPUs"):
             shardwright.Cluster(hosts, gpus)
+
+
+def test_copies_of_an_expert_are_on_fewer_hosts() -> None:
+    """Its gradient is averaged over dp alone, that of the router over all four hosts."""
+    plan = planning.plan(
+        Model(Experts), mesh={"dp": 2, "ep": 2, "tp": 1}, args=(X,), phase="train", batch=4,
+        gpus_per_host=1, device="h100-nvlink",
+    )  # fmt: skip
+    sums = [c for c in plan.predicted.collectives if c.kind == "all_reduce"]
+    assert {(c.phase, c.hosts) for c in sums} == {("backward", 2), ("backward", 4)}

@@ -278,16 +278,6 @@ class Model(nn.Module):
 X = torch.randn(3, 19, WIDTH)
 
 
-def test_copies_of_an_expert_are_on_fewer_hosts() -> None:
-    """Its gradient is averaged over dp alone, that of the router over all four hosts."""
-    plan = planning.plan(
-        Model(Experts), mesh={"dp": 2, "ep": 2, "tp": 1}, args=(X,), phase="train", batch=4,
-        gpus_per_host=1, device="h100-nvlink",
-    )  # fmt: skip
-    sums = [c for c in plan.predicted.collectives if c.kind == "all_reduce"]
-    assert {(c.phase, c.hosts) for c in sums} == {("backward", 2), ("backward", 4)}
-
-
 def test_the_plan_of_a_hand_written_mixture() -> None:
     plan = planning.plan(Model(Experts), mesh={"ep": 4, "tp": 1}, args=(X,))
     entry = plan.modules["mixture"]
