@@ -6,8 +6,8 @@ module applies them to states of tensors, in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -104,7 +104,7 @@ class RedistributionCosts:
         self._steps: dict[tuple[State, State, tuple[int, int]], list[MaskStep] | None] = {}
         self._costs: dict[object, TransitionCost | None] = {}
         self._times: dict[tuple[tuple[Collective, ...], int, int], int] = {}
-        self._on_hosts: dict[tuple[bool, ...], int] = {}
+        self._on_hosts: dict[object, int] = {}
 
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -162,17 +162,15 @@ class RedistributionCosts:
         order = APART if step.before == step.after else self._order(name, step, run)
         return Work(part, whole, self.states.sub.size(step.mask), order, self.hosts(step.mask))
 
-    @cached_property
-    def hosts(self) -> Callable[[int], int]:
-        """Returns how many hosts the ranks of some sub-axes are on; for 0, the copies."""
+    def hosts(self, mask: int) -> int:
+        """Return how many hosts the ranks of some sub-axes are on; for 0, the copies."""
         sub = self.states.sub
 
-        @cache
-        def hosts(mask: int) -> int:
+        def found() -> int:
             inner = tuple(bool(mask & (1 << i)) for i in range(len(sub.sizes)))
             return self._hosts(bool(mask & sub.along), mask == 0, mask == 0, inner)
 
-        return hosts
+        return made_once(self._on_hosts, mask, found)
 
     def _hosts(self, cp: bool, dp: bool, ep: bool, inner: tuple[bool, ...] = ()) -> int:
         """Return how many hosts ranks are on that differ only in these dims and sub-axes."""

@@ -9,10 +9,15 @@ from math import prod
 from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass, passes
-from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
+from shardwright.planner.graph.axes import ATOM, Axes, Dim, find
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.graph.kv_cache import Keys, counts_tokens, find_keys, last_of_two
-from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_ROWS, TRACE_SEQ, TRACE_SOURCE
+from shardwright.planner.graph.kv_cache import (
+    Keys,
+    counts_tokens,
+    find_keys,
+    last_of_two,
+    run_time_dims,
+)
 from shardwright.planner.strategies.state import Cut, State, cut_of, mask_at
 from shardwright.planner.strategies.sub_axes import SubAxes
 from shardwright.rules.notation import letters
@@ -41,6 +46,7 @@ class TensorSizes:
     ) -> None:
         self.graph, self.axes, self.sub, self.rank = graph, axes, sub, rank
         self.workload, self.passes = workload, passes(workload)
+        self.run_time = run_time_dims(graph, axes)
         self._given_keys = keys
         self._counts: dict[int, bool] = {}
         self._bytes: dict[object, int] = {}
@@ -58,21 +64,6 @@ class TensorSizes:
             found = self._alike[name] = self._numbers.setdefault(dims, len(self._numbers))
         return found
 
-    @cached_property
-    def run_time(self) -> dict[int, str]:
-        """Dims of run-time size -> "batch", "seq", or "rows" for their product.
-
-        A dim that a parameter has too (3 colours of an image) is not a batch, whatever its size.
-        """
-        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq", **self.graph.lengths}
-        dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
-        dims += [a for d in dims for a in leaves_of(d)]
-        stored = {u.stored for u in self.graph.uses}
-        known = {find(d).id for name in stored for d in self.axes.dims[name]}
-        out = {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
-        rows = {find(self.axes.dims[n][k]) for n, k in self.graph.marks.fixed}
-        return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
-
     def counts_tokens(self, dim: Dim) -> bool:
         """Whether the length of `dim` depends on the length of the sequence."""
         return made_once(self._counts, find(dim).id, lambda: counts_tokens(dim, self.run_time))
@@ -80,7 +71,7 @@ class TensorSizes:
     @cached_property
     def keys(self) -> Keys:
         """The dims that count keys of attention, and the tensors in the KV cache."""
-        return self._given_keys or find_keys(self.graph, self.axes, self.counts_tokens)
+        return self._given_keys or find_keys(self.graph, self.axes)
 
     def length(self, dim: Dim, cut: Cut, run: Pass | None, keys: bool = False) -> int:
         """Return the length of `dim` on the rank in a pass, with `cut` sharded; None is at rest.

@@ -277,7 +277,7 @@ def _unify_product_concat(a: Dim, b: Dim) -> None:
         _link(a, b)
 
 
-@dataclass
+@dataclass(eq=False)
 class Axes:
     """Dims of every tensor and of every axis of every op's rule, by tensor name and op name."""
 

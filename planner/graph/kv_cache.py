@@ -21,9 +21,11 @@ from math import prod
 
 import networkx as nx
 
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import Axes, Dim, find, leaves_of
-from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.graph import Graph, once_a_graph
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_ROWS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.graph.views import moved
 from shardwright.rules.notation import letters
 
@@ -63,14 +65,35 @@ def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset
     return frozenset(found[-1:] if len(found) > 1 else ())
 
 
+@once_a_graph
+def run_time_dims(graph: Graph, axes: Axes) -> dict[int, str]:
+    """Return the dims of run-time size -> "batch", "seq", or "rows" for their product.
+
+    A dim that a parameter has too (3 colours of an image) is not a batch, whatever its size.
+    """
+    words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq", **graph.lengths}
+    dims = [find(d) for name in graph.inputs for d in axes.dims[name]]
+    dims += [a for d in dims for a in leaves_of(d)]
+    known = {find(d).id for use in graph.uses for d in axes.dims[use.stored]}
+    out = {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
+    rows = {find(axes.dims[n][k]) for n, k in graph.marks.fixed}
+    return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
+
+
 def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
     """Return whether the length of `dim` depends on the sequence length."""
     return any(run_time.get(d.id) == "seq" for d in (find(dim), *leaves_of(dim)))
 
 
-def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
-    """Find the keys and cached tensors of a graph; `counts` says which dims count tokens."""
-    out, moves = Keys(), sources(graph, moved)
+@once_a_graph
+def find_keys(graph: Graph, axes: Axes) -> Keys:
+    """Find the keys and cached tensors of a graph."""
+    out, moves, run_time = Keys(), sources(graph, moved), run_time_dims(graph, axes)
+    known: dict[int, bool] = {}
+
+    def counts(dim: Dim) -> bool:
+        return made_once(known, find(dim).id, lambda: counts_tokens(dim, run_time))
+
     for op in graph.ops:
         sides = axes.sides(op)
         keys = {"k"} if sides and op.call.op in ATTENTION else set[str]()

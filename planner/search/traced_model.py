@@ -12,14 +12,16 @@ from itertools import chain
 from typing import Any
 
 from shardwright.errors import InfeasibleError, ModelError, UsageError
-from shardwright.planner.blocks.fold import Folding, Unfoldable
+from shardwright.planner.blocks.fold import Unfoldable
 from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.contract.mesh import CP, EP, TP, replicas
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.plan_figures import DataParallel, Workload
 from shardwright.planner.emit.compared_lengths import keep_beside_unguarded, undecided_lengths
 from shardwright.planner.experts.mixtures import find_mixtures, marked
-from shardwright.planner.graph.alignment import align
+from shardwright.planner.graph.alignment import align, misaligned
 from shardwright.planner.graph.axes import Axes, refine
+from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.lost_lengths import keep_beside_lost
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.problem.pins import Pin
@@ -122,7 +124,7 @@ class TracedModel:
     until: float = math.inf
     _traces: dict[tuple[bool, bool], Traced] = field(default_factory=dict, init=False)
     _spread: dict[tuple[bool, bool], Traced] = field(default_factory=dict, init=False)
-    _axes: dict[object, tuple[Folding, Axes, OpenSequence | None]] = field(
+    _axes: dict[object, tuple[list[Op], Axes, OpenSequence | None]] = field(
         default_factory=dict, init=False
     )
 
@@ -226,27 +228,31 @@ class TracedModel:
     ) -> Task:
         """Return a task, with the axes that the mesh needs."""
         stage("axes")
-        axes, sequence = self._refined(found.folding, workload, mesh)
+        axes, sequence = self._refined(found.graph, workload, mesh)
         stage("trace")
         given = workload, mesh, self.pins, sequence, found.unmasked, along
         task = Task(found.source, found.unfolded, axes, *given)
         return self._with_recomputation(task, found, along)
 
     def _refined(
-        self, folding: Folding, workload: Workload, mesh: Mapping[str, int]
+        self, graph: Graph, workload: Workload, mesh: Mapping[str, int]
     ) -> tuple[Axes, OpenSequence | None]:
-        """Return the axes of a graph, once for all meshes with as many ranks of tp."""
-        graph, tp, cp = folding.graph, mesh[TP], mesh.get(CP, 1)
+        """Return the axes of a graph, once for all meshes that need no other units of axes."""
+        tp, cp = mesh[TP], mesh.get(CP, 1)
         length = TRACE_SEQ if workload.sequence_parallel or cp > 1 else None
-        at = id(folding), tp, length, cp == 1
-        if at not in self._axes:
+
+        def refined(ranks: int) -> tuple[list[Op], Axes, OpenSequence | None]:
             axes = refine(graph, length)
-            align(graph, axes, tp)
+            align(graph, axes, ranks)
             keep_beside_lost(graph, axes)
             keep_beside_unguarded(graph, axes)
             sequence = open_sequence(graph, axes, length, cp == 1) if length else None
-            self._axes[at] = folding, axes, sequence  # the folding keeps its id
-        return self._axes[at][1:]
+            return graph.ops, axes, sequence  # the ops keep their id
+
+        at = id(graph.ops), length, cp == 1  # graphs that differ in marks of mixtures share ops
+        found = made_once(self._axes, (*at, None), lambda: refined(1))
+        units = misaligned(graph, found[1], tp)
+        return made_once(self._axes, (*at, units or None), lambda: refined(tp))[1:]
 
     def _with_recomputation(
         self, task: Task, found: Traced, along: Callable[[], Task] | None

@@ -13,7 +13,7 @@ from operator import contains
 from shardwright.planner.contract.names import made_once
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
-from shardwright.planner.graph.graph import Op
+from shardwright.planner.graph.graph import Op, once_a_graph
 from shardwright.planner.strategies.cuts import covers
 from shardwright.planner.strategies.state import Shards, State, flagged, flags
 from shardwright.planner.strategies.states import States
@@ -36,11 +36,11 @@ Kinds = tuple[Kind, ...]
 
 
 class Strategies:
-    """The strategies of ops, computed once for ops that are alike."""
+    """The strategies of ops, computed once for ops that are alike, and for meshes that are."""
 
     def __init__(self, states: States) -> None:
-        self.states = states
-        self._known: dict[object, list[Strategy]] = {}
+        self.states, sub = states, states.sub
+        self._known = known_strategies(states.graph, states.axes, sub.bits, sub.along)
 
     def of(self, op: Op) -> list[Strategy]:
         """Return all strategies of `op`, in a fixed order. Ops that are alike share one list."""
@@ -59,6 +59,12 @@ class Strategies:
         trees = states.axes.rule_axes[op.name]
         moved = str(op.call) if op.literals else "", op.literals, op.name in states.replaceable
         return str(rule), *moved, *((x, states.root(tree)) for x, tree in trees.items()), *tensors
+
+
+@once_a_graph
+def known_strategies(*_: object) -> dict[object, list[Strategy]]:
+    """Return the table of the strategies that were found with these axes and masks of sub-axes."""
+    return {}
 
 
 def _strategies(states: States, op: Op) -> list[Strategy]:

@@ -8,11 +8,17 @@ from itertools import product
 
 from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.axes import Axes, Dim, atoms_of, factors_of, find, leaves_of
-from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.graph import Graph, once_a_graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.state import REPLICATED, Shards, State, looks_new, mask_of
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes, masks
+
+
+@once_a_graph
+def known_domains(*_: object) -> dict[tuple[State, ...], tuple[State, ...]]:
+    """Return the table of the domains that were found with these axes, each by itself."""
+    return {}
 
 
 class States:
@@ -218,7 +224,7 @@ class States:
     def domain(self, name: str) -> tuple[State, ...]:
         """Return every state that tensor `name` can have between ops, in a fixed order.
 
-        Tensors with the same domain share one object.
+        Equal domains are one object, for tensors and for meshes with the same axes.
         """
         name = self.graph.representative(name)
         return made_once(self._domains, name, lambda: self._make_domain(name))
@@ -232,7 +238,8 @@ class States:
             whole = (REPLICATED, *(State(s) for s in split))
             if name in self.shareable:
                 whole = (*whole, *(s._replace(shared=True) for s in whole))
-            self._known[at] = tuple(self._pending(name, split)) if pends else whole
+            found = tuple(self._pending(name, split)) if pends else whole
+            self._known[at] = known_domains(self.graph, self.axes).setdefault(found, found)
         return self._known[at]
 
     def _pending(self, name: str, split: Sequence[Shards]) -> Iterator[State]:
