@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -45,11 +45,17 @@ from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.slots import state_of
 
+T = TypeVar("T")
+
 MAX_PLANS = 12
 """Plans that are timed, the first included."""
 
 RUNS_OF_EACH = 9
 """Runs of each plan in turn with the first. The median counts."""
+
+LEADERS, SECONDS_OF_EACH = 4, 10.0
+"""How many of the fastest are timed again at least, and for how long: of many that were timed
+briefly, some are fast by chance."""
 
 GAIN = 0.98
 """Another plan is kept if it takes at most this share of the time: less may be noise."""
@@ -171,28 +177,40 @@ def _pinned(ended: SearchState, pins: Mapping[str, str]) -> SearchState | None:
 def _timed(
     plan: Plan, others: Sequence[Plan], given: Given, on_gpus: bool
 ) -> list[tuple[int, int]]:
-    """Return, for each other plan, the nanoseconds of the plan's workload and of its own.
-
-    The best of many may be so by chance: it is timed once more, and the worse of both times counts.
-    """
+    """Return, for each other plan, the nanoseconds of the plan's workload and of its own."""
     dtype = as_dtype(plan.workload.dtype) or torch.float32
     whole = random_model(given.model, dtype, given.hub)
     device = torch.device("cuda", dist.get_rank()) if on_gpus else None
     first = _split(whole, plan, device, given.inputs)
 
-    def beside(other: Plan) -> tuple[int, int]:
+    def beside(other: Plan, seconds: float = 0) -> tuple[int, int]:
         second, times = _split(whole, other, device, given.inputs), [0, 0]
         for phase, often in plan.workload.phases.items():
-            pair = _in_turn([_once(phase, *first), _once(phase, *second)])
+            runs = _once(phase, *first), _once(phase, *second)
+            pair = _in_turn(runs, seconds / len(plan.workload.phases))
             times = [spent + often * once for spent, once in zip(times, pair, strict=True)]
         return times[0], times[1]
 
+    def share(i: int) -> float:
+        return out[i][1] / out[i][0]
+
     out = [beside(other) for other in others]
-    best = [min(range(len(out)), key=lambda i: out[i][1] / out[i][0])]
-    dist.broadcast_object_list(best)  # ranks measure a little differently
-    again = beside(others[best[0]])
-    out[best[0]] = max(out[best[0]], again, key=lambda pair: pair[1] / pair[0])
+    briefly, leaders = {*range(len(others))}, list[int]()
+    while briefly:
+        i = _same_on_all(min(briefly, key=share))
+        if len(leaders) >= LEADERS and _same_on_all(share(i) > min(map(share, leaders))):
+            break
+        out[i] = beside(others[i], SECONDS_OF_EACH)
+        briefly.remove(i)
+        leaders.append(i)
     return out
+
+
+def _same_on_all(found: T) -> T:
+    """Return what rank 0 found: ranks measure a little differently."""
+    of_first = [found]
+    dist.broadcast_object_list(of_first)
+    return of_first[0]
 
 
 Split = tuple[nn.Module, python_references.Inputs]
@@ -249,11 +267,12 @@ def _decoding(model: nn.Module, inputs: python_references.Inputs) -> Callable[[]
     return lambda: _without_gradient(model, ((), again))
 
 
-def _in_turn(runs: Sequence[Callable[[], Any]]) -> list[int]:
-    """Return the median nanoseconds of each of several runs, made in turn on all ranks."""
+def _in_turn(runs: Sequence[Callable[[], Any]], seconds: float) -> list[int]:
+    """Return the median nanoseconds of several runs, made in turn on all ranks for some time."""
     times: list[list[int]] = [[] for _ in runs]
-    for _ in range(RUNS_OF_EACH + 1):
-        for found, once in zip(times, runs, strict=True):
+
+    def repeat(often: int) -> None:
+        for found, once in list(zip(times, runs, strict=True)) * often:
             dist.barrier()
             begun = time.perf_counter_ns()
             once()
@@ -261,4 +280,11 @@ def _in_turn(runs: Sequence[Callable[[], Any]]) -> list[int]:
                 torch.cuda.synchronize()
             dist.barrier()
             found.append(time.perf_counter_ns() - begun)
-    return [int(median(found[1:])) for found in times]  # the first run makes what later ones reuse
+
+    repeat(1)  # makes what later runs reuse
+    for found in times:
+        found.clear()
+    repeat(RUNS_OF_EACH)
+    spent = sum(map(sum, times)) / RUNS_OF_EACH / 1e9
+    repeat(_same_on_all(int(seconds / spent)))
+    return [int(median(found)) for found in times]
