@@ -66,7 +66,7 @@ def _named(mesh: dict[str, int], pins: dict[str, str]) -> str:
 @click.argument("names", nargs=-1)
 @click.option("--phase", default="prefill", help="What is timed.")
 @click.option("--batch", default=8)
-@click.option("--seq", default=256)
+@click.option("--seq", default=128)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
 def main(names: tuple[str, ...], phase: str, batch: int, seq: int, path: Path | None) -> None:
     """Tune small models, and time what was kept beside the others once more."""

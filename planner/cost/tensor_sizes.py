@@ -46,9 +46,8 @@ class TensorSizes:
     ) -> None:
         self.graph, self.axes, self.sub, self.rank = graph, axes, sub, rank
         self.workload, self.passes = workload, passes(workload)
-        self.run_time = run_time_dims(graph, axes)
+        self.run_time, self.counts_tokens = run_time_dims(graph, axes), counts_tokens(graph, axes)
         self._given_keys = keys
-        self._counts: dict[int, bool] = {}
         self._bytes: dict[object, int] = {}
         self._at_rest: dict[object, int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -63,10 +62,6 @@ class TensorSizes:
             dims = tuple(find(dim).id for dim in self.axes.dims[name])
             found = self._alike[name] = self._numbers.setdefault(dims, len(self._numbers))
         return found
-
-    def counts_tokens(self, dim: Dim) -> bool:
-        """Whether the length of `dim` depends on the length of the sequence."""
-        return made_once(self._counts, find(dim).id, lambda: counts_tokens(dim, self.run_time))
 
     @cached_property
     def keys(self) -> Keys:

@@ -80,20 +80,26 @@ def run_time_dims(graph: Graph, axes: Axes) -> dict[int, str]:
     return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
 
 
-def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
-    """Return whether the length of `dim` depends on the sequence length."""
-    return any(run_time.get(d.id) == "seq" for d in (find(dim), *leaves_of(dim)))
+@once_a_graph
+def counts_tokens(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
+    """Return a function that says whether the length of a dim depends on the sequence length."""
+    run_time, known = run_time_dims(graph, axes), dict[int, bool]()
+
+    def of_dim(dim: Dim) -> bool:
+        found = find(dim)
+
+        def among_parts() -> bool:
+            return any(run_time.get(d.id) == "seq" for d in (found, *leaves_of(found)))
+
+        return made_once(known, found.id, among_parts)
+
+    return of_dim
 
 
 @once_a_graph
 def find_keys(graph: Graph, axes: Axes) -> Keys:
     """Find the keys and cached tensors of a graph."""
-    out, moves, run_time = Keys(), sources(graph, moved), run_time_dims(graph, axes)
-    known: dict[int, bool] = {}
-
-    def counts(dim: Dim) -> bool:
-        return made_once(known, find(dim).id, lambda: counts_tokens(dim, run_time))
-
+    out, moves, counts = Keys(), sources(graph, moved), counts_tokens(graph, axes)
     for op in graph.ops:
         sides = axes.sides(op)
         keys = {"k"} if sides and op.call.op in ATTENTION else set[str]()
