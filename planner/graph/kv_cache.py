@@ -69,12 +69,14 @@ def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset
 def run_time_dims(graph: Graph, axes: Axes) -> dict[int, str]:
     """Return the dims of run-time size -> "batch", "seq", or "rows" for their product.
 
-    A dim that a parameter has too (3 colours of an image) is not a batch, whatever its size.
+    A dim that a parameter has too (3 colours of an image) is not a batch, whatever its size, and
+    neither are its parts.
     """
     words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq", **graph.lengths}
-    dims = [find(d) for name in graph.inputs for d in axes.dims[name]]
-    dims += [a for d in dims for a in leaves_of(d)]
     known = {find(d).id for use in graph.uses for d in axes.dims[use.stored]}
+    given = (find(d) for name in graph.inputs for d in axes.dims[name])
+    dims = [d for d in given if d.id not in known]
+    dims += [a for d in dims for a in leaves_of(d)]
     out = {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
     rows = {find(axes.dims[n][k]) for n, k in graph.marks.fixed}
     return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}

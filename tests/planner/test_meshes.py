@@ -24,6 +24,7 @@ from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
 from shardwright.planner.search import ladder, meshes, restrictions, traced_model
 from shardwright.planner.search.task import Task
+from shardwright.planner.strategies import op_strategies
 from tests import planning
 from tests.planner.test_mixtures import Experts, Model, X
 from tests.planning import as_text
@@ -230,17 +231,22 @@ def test_a_model_whose_sequences_cannot_be_shared_has_other_meshes(
 
 
 def test_meshes_share_what_does_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Axes are found once for each number of ranks of tp, and what cannot fit is not posed."""
+    """Axes and strategies are found once, and what cannot fit is not posed."""
     refined = Mock(wraps=traced_model.refine)
     posed = Mock(wraps=restrictions.build_network)
     monkeypatch.setattr(traced_model, "refine", refined)
     monkeypatch.setattr(restrictions, "build_network", posed)
+    strategies = Mock(wraps=op_strategies._strategies)
+    monkeypatch.setattr(op_strategies, "_strategies", strategies)
     l4 = {"device": "l4-pcie", "phase": "train", "optimizer_bytes": 400, "batch": 8, "seq": 8}
     found = planned(cluster=shardwright.Cluster(1, 8), recompute=False, **l4)
     over = [choice for choice in found.meshes if not choice.fits]
     assert over and all(choice.memory and choice.memory > L4.memory_bytes for choice in over)
     assert posed.call_count <= len(found.meshes) - len(over)
-    assert refined.call_count <= 1 + len({choice.mesh["tp"] for choice in found.meshes})
+    assert refined.call_count == 1
+    before = strategies.call_count
+    planned(mesh={"tp": 8}, recompute=False, **l4)
+    assert before < 2 * (strategies.call_count - before)
 
 
 def test_only_the_best_plan_is_run_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:

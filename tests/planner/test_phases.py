@@ -17,6 +17,7 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass, parse_phases, passes
 from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.kv_cache import run_time_dims
 from shardwright.planner.search.emitted_plan import AS_GIVEN
 from shardwright.planner.strategies.op_strategies import Strategy
 from shardwright.planner.strategies.state import REPLICATED
@@ -224,3 +225,20 @@ def test_sequences_with_images_have_the_length_of_the_workload() -> None:
         assert memory is not None
         elements = 2 * text.num_hidden_layers * 4 * seq * text.hidden_size // 2
         assert memory.cache == elements * 4, "float32"
+
+
+class LastFeature(nn.Module):
+    """Takes a feature of each token apart; the others are as many as a sequence has tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(20, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x) + x[:, :, -1].unsqueeze(-1)
+
+
+def test_a_part_of_the_features_is_no_sequence() -> None:
+    with torch.device("meta"):
+        graph = trace(LastFeature(), (), (torch.zeros(3, 19, 20),), {})
+    assert sorted(run_time_dims(graph, refine(graph)).values()) == ["batch", "seq"]
