@@ -32,7 +32,7 @@ class Costs:
         workload: The workload.
         caches: Whether the model generates tokens, and so has a KV cache.
         gathered: Stored tensors that may be all-gathered at each use.
-        keys: The dims that count keys of attention, if known from another graph.
+        keys: What depends on lengths, if known from another graph.
         copies: Of a folded graph: activation -> how many of its copies autograd keeps.
 
     Attributes:

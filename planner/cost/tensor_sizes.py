@@ -11,13 +11,7 @@ from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass, passes
 from shardwright.planner.graph.axes import ATOM, Axes, Dim, find
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.graph.kv_cache import (
-    Keys,
-    counts_tokens,
-    find_keys,
-    last_of_two,
-    run_time_dims,
-)
+from shardwright.planner.graph.kv_cache import Keys, find_keys, last_of_two
 from shardwright.planner.strategies.state import Cut, State, cut_of, mask_at
 from shardwright.planner.strategies.sub_axes import SubAxes
 from shardwright.rules.notation import letters
@@ -31,7 +25,7 @@ class TensorSizes:
         axes: Its refined dims.
         sub: The mesh as sub-axes.
         workload: The workload.
-        keys: The dims that count keys of attention, and the tensors in the KV cache, if known.
+        keys: What depends on lengths, if known from another graph; by default found in this one.
         rank: The rank of tp whose parts are measured; by default the one that holds most.
     """
 
@@ -46,8 +40,7 @@ class TensorSizes:
     ) -> None:
         self.graph, self.axes, self.sub, self.rank = graph, axes, sub, rank
         self.workload, self.passes = workload, passes(workload)
-        self.run_time, self.counts_tokens = run_time_dims(graph, axes), counts_tokens(graph, axes)
-        self._given_keys = keys
+        self.keys = keys or find_keys(graph, axes)
         self._bytes: dict[object, int] = {}
         self._at_rest: dict[object, int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -63,20 +56,15 @@ class TensorSizes:
             found = self._alike[name] = self._numbers.setdefault(dims, len(self._numbers))
         return found
 
-    @cached_property
-    def keys(self) -> Keys:
-        """The dims that count keys of attention, and the tensors in the KV cache."""
-        return self._given_keys or find_keys(self.graph, self.axes)
-
     def length(self, dim: Dim, cut: Cut, run: Pass | None, keys: bool = False) -> int:
         """Return the length of `dim` on the rank in a pass, with `cut` sharded; None is at rest.
 
         With `keys` the dim counts all tokens that attention attends to, not only the new ones.
         """
         dim = find(dim)
-        if run is not None and dim.id in self.run_time:
+        if run is not None and dim.id in self.keys.run_time:
             tokens = run.keys if keys else run.queries
-            word = self.run_time[dim.id]
+            word = self.keys.run_time[dim.id]
             size = {"batch": run.batch, "seq": tokens, "rows": run.batch * tokens}[word]
         elif dim.kind == ATOM:
             size = dim.size
@@ -84,7 +72,7 @@ class TensorSizes:
             parts = [self.length(c, cut, run, keys) for c in dim.children]
             return prod(parts) if dim.kind == "product" else sum(parts)
         mask = mask_at(cut, dim.id)
-        if run is not None and dim.id in self.run_time:  # ranks share tokens evenly
+        if run is not None and dim.id in self.keys.run_time:  # ranks share tokens evenly
             return -(-size // self.sub.size(mask))
         return self.sub.part(size, mask, self.rank) if mask else size
 
@@ -140,7 +128,11 @@ class TensorSizes:
         keys: frozenset[int] | None = None,
     ) -> int:
         if keys is None and run is not None:
-            keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.counts_tokens)
+            keys = (
+                frozenset()
+                if run.keys == run.queries
+                else last_of_two(dims, self.keys.counts_tokens)
+            )
         counts = keys or ()
         return prod(
             self.length(d, cut_of(state.shards, k), run, k in counts) for k, d in enumerate(dims)

@@ -16,12 +16,11 @@ had a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import networkx as nx
 
-from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import Axes, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, once_a_graph
@@ -32,27 +31,46 @@ from shardwright.rules.notation import letters
 ATTENTION = frozenset({"scaled_dot_product_attention", "shardwright::attention_rows"})
 
 
-@dataclass
+@dataclass(eq=False)
 class Keys:
-    """Op name -> letters of its rule that count keys, and the tensors that a KV cache holds."""
+    """The dims and tensors of a graph that depend on the lengths of a workload.
 
+    Attributes:
+        run_time: Id of a dim of run-time size -> "batch", "seq", or "rows" for their product.
+        letters: Op name -> letters of its rule that count keys.
+        cached: The tensors that a KV cache holds.
+    """
+
+    run_time: Mapping[int, str]
     letters: dict[str, frozenset[str]] = field(default_factory=dict)
     cached: list[str] = field(default_factory=list)
+    _counts: dict[int, bool] = field(default_factory=dict)
+
+    def counts_tokens(self, dim: Dim) -> bool:
+        """Return whether the length of a dim depends on the sequence length."""
+        found = find(dim)
+        if (known := self._counts.get(found.id)) is None:
+            parts = found, *leaves_of(found)
+            known = any(self.run_time.get(part.id) == "seq" for part in parts)
+            self._counts[found.id] = known
+        return known
 
     def unfolded(self, origin: Mapping[str, str]) -> Keys:
         """Return the keys of an unfolded graph; `origin` maps its names to names of this graph."""
         cached = set(self.cached)
-        return Keys(
-            {copy: self.letters[n] for copy, n in origin.items() if n in self.letters},
-            [copy for copy, n in origin.items() if n in cached],
+        return replace(
+            self,
+            letters={copy: self.letters[n] for copy, n in origin.items() if n in self.letters},
+            cached=[copy for copy, n in origin.items() if n in cached],
         )
 
     def within(self, graph: Graph) -> Keys:
         """Return the keys of `graph`, a part of the original graph."""
         ops = {op.name for op in graph.ops}
-        return Keys(
-            {n: x for n, x in self.letters.items() if n in ops},
-            [n for n in self.cached if n in graph.tensors],
+        return replace(
+            self,
+            letters={n: x for n, x in self.letters.items() if n in ops},
+            cached=[n for n in self.cached if n in graph.tensors],
         )
 
 
@@ -65,7 +83,6 @@ def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset
     return frozenset(found[-1:] if len(found) > 1 else ())
 
 
-@once_a_graph
 def run_time_dims(graph: Graph, axes: Axes) -> dict[int, str]:
     """Return the dims of run-time size -> "batch", "seq", or "rows" for their product.
 
@@ -83,25 +100,10 @@ def run_time_dims(graph: Graph, axes: Axes) -> dict[int, str]:
 
 
 @once_a_graph
-def counts_tokens(graph: Graph, axes: Axes) -> Callable[[Dim], bool]:
-    """Return a function that says whether the length of a dim depends on the sequence length."""
-    run_time, known = run_time_dims(graph, axes), dict[int, bool]()
-
-    def of_dim(dim: Dim) -> bool:
-        found = find(dim)
-
-        def among_parts() -> bool:
-            return any(run_time.get(d.id) == "seq" for d in (found, *leaves_of(found)))
-
-        return made_once(known, found.id, among_parts)
-
-    return of_dim
-
-
-@once_a_graph
 def find_keys(graph: Graph, axes: Axes) -> Keys:
     """Find the keys and cached tensors of a graph."""
-    out, moves, counts = Keys(), sources(graph, moved), counts_tokens(graph, axes)
+    out, moves = Keys(run_time_dims(graph, axes)), sources(graph, moved)
+    counts = out.counts_tokens
     for op in graph.ops:
         sides = axes.sides(op)
         keys = {"k"} if sides and op.call.op in ATTENTION else set[str]()
@@ -119,14 +121,12 @@ def find_keys(graph: Graph, axes: Axes) -> Keys:
             has = {x for expr in exprs for x in letters(expr)}
             cached = has & keys and not has & asked and graph.tensors[name].differentiable
             if cached and graph.priced(op):
-                _trace_back(name, graph, axes, counts, moves, out)
+                _trace_back(name, graph, axes, moves, out)
     out.cached = list(dict.fromkeys(out.cached))
     return out
 
 
-def _trace_back(
-    name: str, graph: Graph, axes: Axes, counts: Callable[[Dim], bool], moves: nx.DiGraph, out: Keys
-) -> None:
+def _trace_back(name: str, graph: Graph, axes: Axes, moves: nx.DiGraph, out: Keys) -> None:
     """Follow an attention operand back to where it was computed.
 
     Adds the letters of the ops on the way and the cached tensor to `out`.
@@ -135,6 +135,6 @@ def _trace_back(
     for op in (moves[after][before]["op"] for after, before in way):
         if op is not None:
             found = axes.rule_axes.get(op.name, {}).items()
-            out.letters[op.name] = frozenset(x for x, d in found if counts(d))
+            out.letters[op.name] = frozenset(x for x, d in found if out.counts_tokens(d))
     names = [name, *(before for _, before in way)]
     out.cached.append(min(names, key=lambda n: prod(graph.tensors[n].shape)))

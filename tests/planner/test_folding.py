@@ -29,11 +29,12 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.folded_trace import traced
 from shardwright.planner.trace.model.source import Source, read_source
+from tests import zoo
 from tests.marks import long, sampled
 from tests.planner.equal import assert_equal, features
 from tests.planner.equal import planned as planned_for
 from tests.planner.mlps import Mlp
-from tests.planning import ASKED
+from tests.planning import ASKED, plan
 
 LAYERS = 6
 SIZES: dict[str, Any] = {
@@ -361,3 +362,27 @@ def test_a_tower_whose_last_blocks_are_not_used(
     folding = folded_trace.trace_folded(read_source(model, features(64)(3, 19))).folding
     assert [stack.kinds for stack in folding.stacks] == [kinds] * bool(kinds)
     assert_equal(model, features(64), planned_for(model, features(64), 2))
+
+
+LAYERS_OF_BOTH = {"encoder_layers": 3, "decoder_layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "sizes"),
+    [
+        # one feature is taken apart, and the others are as many as the tokens of the trace
+        ("masked", "bart", {"d_model": 20, "encoder_attention_heads": 2}),
+        (
+            "seq2seq",
+            "pegasus_x",
+            {},
+        ),  # only later runs are given what the encoder cut to its length
+    ],
+)
+def test_folded_and_unfolded_graphs_have_the_same_lengths(
+    kind: str, name: str, sizes: dict[str, int]
+) -> None:
+    sizes |= {"decoder_attention_heads": sizes["encoder_attention_heads"]} if sizes else {}
+    model = zoo.build(name, kind=kind, **LAYERS_OF_BOTH, **sizes)[1]
+    found = plan(model.train(), tp=3)  # the checker prices the unfolded graph, and must agree
+    assert max(found.predicted.parameter_bytes) < 0.5 * found.predicted.unsharded_bytes

@@ -17,7 +17,7 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass, parse_phases, passes
 from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.graph.kv_cache import run_time_dims
+from shardwright.planner.graph.kv_cache import find_keys
 from shardwright.planner.search.emitted_plan import AS_GIVEN
 from shardwright.planner.strategies.op_strategies import Strategy
 from shardwright.planner.strategies.state import REPLICATED
@@ -240,5 +240,5 @@ class LastFeature(nn.Module):
 
 def test_a_part_of_the_features_is_no_sequence() -> None:
     with torch.device("meta"):
-        graph = trace(LastFeature(), (), (torch.zeros(3, 19, 20),), {})
-    assert sorted(run_time_dims(graph, refine(graph)).values()) == ["batch", "seq"]
+        graph = trace(LastFeature(), (torch.zeros(3, 19, 20),), {})
+    assert sorted(find_keys(graph, refine(graph)).run_time.values()) == ["batch", "seq"]
