@@ -364,7 +364,7 @@ def test_a_tower_whose_last_blocks_are_not_used(
     assert_equal(model, features(64), planned_for(model, features(64), 2))
 
 
-LAYERS_OF_BOTH = {"encoder_layers": 3, "decoder_layers": 3}
+LAYERS_OF_BOTH: dict[str, Any] = {"encoder_layers": 3, "decoder_layers": 3}
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ LAYERS_OF_BOTH = {"encoder_layers": 3, "decoder_layers": 3}
     ],
 )
 def test_folded_and_unfolded_graphs_have_the_same_lengths(
-    kind: str, name: str, sizes: dict[str, int]
+    kind: str, name: str, sizes: dict[str, Any]
 ) -> None:
     sizes |= {"decoder_attention_heads": sizes["encoder_attention_heads"]} if sizes else {}
     model = zoo.build(name, kind=kind, **LAYERS_OF_BOTH, **sizes)[1]
