@@ -10,7 +10,6 @@ from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
 from shardwright.planner.contract.names import fold, grouped
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plain_values import is_plain
 from shardwright.planner.contract.plan_file import Dispatch, ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
 from shardwright.planner.emit.interfaces import (
@@ -22,11 +21,9 @@ from shardwright.planner.emit.interfaces import (
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.redistributions import redistributions
-from shardwright.planner.experts.probe import Mixture
+from shardwright.planner.experts.probe import Mixture, same_settings
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Graph, Use, taken_by
 from shardwright.planner.strategies.state import REPLICATED, State
-
-SET_BY_TORCH = vars(nn.Module()).keys()
 
 
 def module_plans(
@@ -106,24 +103,12 @@ def _twins(root: nn.Module, graph: Graph) -> dict[str, str]:
     tied = grouped((frozenset(found.items()), name) for name, found in held.items())
     of = root.get_submodule
     pairs = (
-        (name, next((n for n in names if n in called and _alike(of(n), of(name))), None))
+        (name, next((n for n in names if n in called and same_settings(of(n), of(name))), None))
         for names in tied.values()
         for name in names
         if name not in used
     )
     return {name: twin for name, twin in pairs if twin is not None}
-
-
-def _alike(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules without submodules have the same class and the same settings."""
-    if type(one) is not type(other) or one._modules or other._modules:
-        return False
-    mine, others = (
-        {k: v for k, v in vars(m).items() if k not in SET_BY_TORCH} for m in (one, other)
-    )
-    return mine.keys() == others.keys() and all(
-        v is others[k] or (is_plain(v) and v == others[k]) for k, v in mine.items()
-    )
 
 
 def _dispatch(mixture: Mixture | None) -> Dispatch | None:

@@ -20,7 +20,7 @@ from torch import nn
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.contract.plain_values import is_said, plain_value, same_value
 from shardwright.planner.experts.outside import read_outside
-from shardwright.planner.experts.probe import Mixture, fault
+from shardwright.planner.experts.probe import Mixture, fault, same_settings
 from shardwright.planner.graph.graph import Graph, Tensor
 from shardwright.planner.graph.views import is_view
 
@@ -63,14 +63,22 @@ def find_mixtures(
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
             why = _said(graph, name, module, mixture) or read_outside(graph, root, name, mixture)
+            twins = (n for n, found in out.found.items() if found == mixture)
             if why is None and mixture != tested(name):
-                why = fault(module, mixture)
+                same = any(_same_computation(module, root.get_submodule(n)) for n in twins)
+                why = None if same else fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
                 out.refused.pop(name, None)
                 break
             out.refused.setdefault(name, why)
     return out
+
+
+def _same_computation(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules compute the same of the same parameters, so that one test will do."""
+    first, second = ([(n, p.shape) for n, p in m.named_parameters()] for m in (one, other))
+    return first == second and same_settings(one, other)
 
 
 def _said(graph: Graph, name: str, module: nn.Module, mixture: Mixture) -> str | None:

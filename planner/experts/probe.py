@@ -36,7 +36,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from shardwright.errors import first_line
+from shardwright.planner.contract.plain_values import is_plain
 
+OF_ANY_MODULE = vars(nn.Module()).keys()
+"""Attributes that torch gives each module."""
 TOKENS, EXPERTS, FIRST = 5, 4, 2
 """Tokens, experts of a copy, and how many have rows where not all have."""
 MANY = 16_392
@@ -109,6 +112,18 @@ class Pairs(NamedTuple):
     def rows(self, at: Tensor) -> Pairs:
         """Return some of the tokens."""
         return Pairs(*(each[at] for each in self))
+
+
+def same_settings(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two modules without submodules have the same class and the same settings."""
+    if type(one) is not type(other) or one._modules or other._modules:
+        return False
+    mine, others = (
+        {k: v for k, v in vars(m).items() if k not in OF_ANY_MODULE} for m in (one, other)
+    )
+    return mine.keys() == others.keys() and all(
+        v is others[k] or (is_plain(v) and v == others[k]) for k, v in mine.items()
+    )
 
 
 def fault(module: nn.Module, mixture: Mixture) -> str | None:
