@@ -127,12 +127,8 @@ class TensorSizes:
         run: Pass | None = None,
         keys: frozenset[int] | None = None,
     ) -> int:
-        if keys is None and run is not None:
-            keys = (
-                frozenset()
-                if run.keys == run.queries
-                else last_of_two(dims, self.keys.counts_tokens)
-            )
+        if keys is None and run is not None and run.keys != run.queries:
+            keys = last_of_two(dims, self.keys.counts_tokens)
         counts = keys or ()
         return prod(
             self.length(d, cut_of(state.shards, k), run, k in counts) for k, d in enumerate(dims)

@@ -63,10 +63,10 @@ def find_mixtures(
         module = root.get_submodule(name)
         for mixture in _mixtures(module, call):
             why = _said(graph, name, module, mixture) or read_outside(graph, root, name, mixture)
-            twins = (n for n, found in out.found.items() if found == mixture)
-            if why is None and mixture != tested(name):
-                same = any(_same_computation(module, root.get_submodule(n)) for n in twins)
-                why = None if same else fault(module, mixture)
+            twins = (root.get_submodule(n) for n, found in out.found.items() if found == mixture)
+            known = mixture == tested(name) or any(_same_computation(module, t) for t in twins)
+            if why is None and not known:
+                why = fault(module, mixture)
             if why is None:
                 out.found[name] = mixture
                 out.refused.pop(name, None)

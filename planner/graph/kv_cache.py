@@ -21,6 +21,7 @@ from math import prod
 
 import networkx as nx
 
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import Axes, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, once_a_graph
@@ -49,11 +50,11 @@ class Keys:
     def counts_tokens(self, dim: Dim) -> bool:
         """Return whether the length of a dim depends on the sequence length."""
         found = find(dim)
-        if (known := self._counts.get(found.id)) is None:
-            parts = found, *leaves_of(found)
-            known = any(self.run_time.get(part.id) == "seq" for part in parts)
-            self._counts[found.id] = known
-        return known
+
+        def counts() -> bool:
+            return any(self.run_time.get(d.id) == "seq" for d in (found, *leaves_of(found)))
+
+        return made_once(self._counts, found.id, counts)
 
     def unfolded(self, origin: Mapping[str, str]) -> Keys:
         """Return the keys of an unfolded graph; `origin` maps its names to names of this graph."""
