@@ -10,14 +10,16 @@ a view of a part keeps the full tensor alive, and a collective makes a new tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 
-from shardwright.planner.contract.names import numbered
+from shardwright.planner.contract.names import grouped, numbered
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import storages
 from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.redistribution_costs import edges
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.state import State
 
@@ -112,8 +114,37 @@ def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = Non
         again = (
             sum(size.get(n) or sizes.bytes(n, assignment[n], run) for n in own) for own in blocks
         )
-        change[-1] += max(again, default=0)
+        change[-2] += max(again, default=0)  # beside all that stays to the end
     return max(accumulate(change, initial=0))
+
+
+def least_while_computed_again(costs: Costs, states: Mapping[str, Sequence[State]]) -> int:
+    """Return the fewest bytes that the block with most of them keeps while it is computed again.
+
+    What is redistributed may share the memory of what it is made from, so the smaller one counts.
+
+    Args:
+        costs: Prices of the graph.
+        states: Tensor -> the states that it may have.
+    """
+    held, base = costs.holdings, storages(costs.graph, ())
+    blocks = costs.recomputation.inner.values() if held.trains else ()
+    source = {end: base[start] for _, start, end in edges(costs.graph)}
+    size = cache(lambda name: min(held.sizes.bytes(name, s, held.full) for s in states[name]))
+
+    def least(name: str) -> tuple[str, int]:
+        """Return the first tensor whose memory this one may use, and the fewest bytes of any."""
+        chain = [base[name]]
+        while chain[-1] in source:
+            chain.append(source[chain[-1]])
+        return chain[-1], min(map(size, chain))
+
+    memories = (grouped(map(least, names)) for names in blocks)
+    kept = (
+        sum(min(sizes) for root, sizes in found.items() if root not in held.given)
+        for found in memories
+    )
+    return max(kept, default=0)
 
 
 def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[int, int]]:

@@ -17,7 +17,7 @@ from shardwright.planner.problem.optimize import Optimum, OverBudget
 class OverMemory(InfeasibleError):
     """No plan was found that fits the budget, including activations."""
 
-    def __init__(self, budget: int, least: int, held: str, how: str = "") -> None:
+    def __init__(self, budget: int, least: int, held: str, how: str = "", passing: int = 0) -> None:
         super().__init__(
             f"no plan fits {budget:,} bytes a rank: the least found that would fit is {least:,} "
             f"bytes{how}: {held}"
@@ -27,6 +27,8 @@ class OverMemory(InfeasibleError):
         """The fewest bytes of any plan that was found."""
         self.held = held
         """What takes these bytes, in words."""
+        self.passing = passing
+        """How many of these bytes do not add up over tensors: of activations that come and go."""
 
 
 def within(
@@ -48,13 +50,13 @@ def within(
     """
     if budget is None:
         return solve(None)
-    cap, tried, found = budget, set[int](), list[tuple[int, tuple[int, ...]]]()
+    cap, tried, found = budget, set[int](), list[tuple[int, tuple[int, ...], int]]()
     while cap not in tried:
         tried.add(cap)
         try:
             optimum = solve(cap)
         except OverBudget as error:
-            found.append((measure(error.assignment), error.assignment))
+            found.append((measure(error.assignment), error.assignment, error.floor))
             if found[-1][0] > budget:
                 break
             cap = error.floor
@@ -62,7 +64,7 @@ def within(
         held = measure(optimum.assignment)
         if held <= budget:
             return optimum
-        found.append((held, optimum.assignment))
+        found.append((held, optimum.assignment, optimum.costs[BYTES]))
         cap = optimum.costs[BYTES] - (held - budget)
-    least, assignment = min(found)
-    raise OverMemory(budget, least, explain(assignment))
+    least, assignment, added_up = min(found)
+    raise OverMemory(budget, least, explain(assignment), passing=least - added_up)

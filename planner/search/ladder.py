@@ -20,7 +20,13 @@ from shardwright.planner.problem.optimize import SLACK, OutOfTime
 from shardwright.planner.search.recomputed_blocks import recompute_all, with_fewer
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.search_state import SearchState, start
-from shardwright.planner.search.solution import Solution, SolverOptions, possible, solve
+from shardwright.planner.search.solution import (
+    Solution,
+    SolverOptions,
+    possible,
+    solve,
+    states_left,
+)
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.try_plan import dry_run
 from shardwright.planner.trace.trace_lock import not_in_model_code
@@ -128,11 +134,12 @@ def gather(now: SearchState) -> SearchState | None:
     else:
         assert now.formulation is not None, "an outcome without a problem"
         unpinned = now.formulation.unpinned
-        if isinstance(found, OverMemory) and unpinned.costs.least_bytes > found.budget:
+        floor = unpinned.costs.least_bytes
+        if isinstance(found, OverMemory) and floor + found.passing > found.budget:
             return None  # not even if all were gathered
         states, can = (
             unpinned.costs.states,
-            possible(unpinned.network, unpinned.small) if unpinned.small else {},
+            possible(states_left(unpinned.network, unpinned.small)) if unpinned.small else {},
         )
     least = SLACK if isinstance(found, Solution) else 0
     more = unsplittable(now.task.graph, states, can, least) - restrictions.gathered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -16,6 +16,7 @@ from shardwright.planner.contract.plan_figures import (
     Prediction,
     SolverReport,
 )
+from shardwright.planner.cost.memory import least_while_computed_again
 from shardwright.planner.devices.device import device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
@@ -31,7 +32,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import UnfoldedSolution, check_unfolded, unfolded
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.stages import figures, stage
-from shardwright.planner.strategies.state import REPLICATED
+from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.verify.recost import largest
 from shardwright.planner.wording import memory_in_words
 
@@ -162,9 +163,11 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
         presolved_constraints=len(small.problem.factors),
     )
     stage("solve")
-    aim, least = asked.objective, small.problem.least(BYTES)
+    aim, left = asked.objective, states_left(network, small)
+    passing = least_while_computed_again(costs, left)
+    least = small.problem.least(BYTES) + passing
     if asked.may_be_over and room is not None and least > room:
-        raise OverMemory(room, least, WITHOUT_ACTIVATIONS)
+        raise OverMemory(room, least, WITHOUT_ACTIVATIONS, passing=passing)
 
     @cache
     def candidate(values: tuple[int, ...]) -> tuple[Layouts, UnfoldedSolution]:
@@ -194,17 +197,20 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     stage("emit")
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
-    can = possible(network, small)
-    return Solution(layouts, there, objective, can, pinned, optimum, solver)
+    return Solution(layouts, there, objective, possible(left), pinned, optimum, solver)
 
 
-def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
-    """Return per tensor whether any solution shards it: presolve left a state but replicated."""
+def states_left(network: CostFunctionNetwork, small: Presolved) -> dict[str, list[State]]:
+    """Return per tensor the states that presolve left."""
     domain = network.states.domain
     return {
-        n: any(domain(n)[i].in_copy != REPLICATED for i in small.source[v][1].values())
-        for n, v in network.variables.items()
+        n: [domain(n)[i] for i in small.source[v][1].values()] for n, v in network.variables.items()
     }
+
+
+def possible(left: Mapping[str, Iterable[State]]) -> dict[str, bool]:
+    """Return per tensor whether any solution shards it: presolve left a state but replicated."""
+    return {n: any(s.in_copy != REPLICATED for s in states) for n, states in left.items()}
 
 
 def reported(optimum: Optimum, solver: str) -> SolverReport:

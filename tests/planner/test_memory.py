@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.contract.plan_figures import Memory, Phase, Workload
@@ -149,6 +149,23 @@ def test_activations_alive_at_one_time(name: str) -> None:
         model(name)(ids(name), use_cache=False)
     assert said <= live.most * 1.01
     assert live.most <= 2 * said
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_activations_while_blocks_are_computed_again(layers: int) -> None:
+    """In the backward pass a block keeps its own beside what all blocks keep."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=256)
+    llama = AutoModelForCausalLM.from_config(config).train()
+    load: dict[str, Any] = {"phase": "train", "batch": B, "seq": S}
+    held = plan(llama, mesh={"tp": 1}, recompute=True, **load).predicted.memory
+    llama.gradient_checkpointing_enable({"use_reentrant": False})
+    for parameter in llama.parameters():  # gradients are counted apart
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    with Live() as live:
+        found = llama(torch.randint(1, 256, (B, S)), use_cache=False)
+        found.logits.sum().backward()
+    assert held is not None and held.activations == pytest.approx(live.most, rel=0.05)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "train"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 from benchmarks.compare import Comparison, compare, predicted, reference
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.cost.memory import least_while_computed_again
+from shardwright.planner.search import solution
+from shardwright.planner.strategies.state import State
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.recomputation import recompute_blocks
 from tests import planning
@@ -110,7 +115,7 @@ def counts(model: Any, mesh: dict[str, int], shares: Sequence[float]) -> list[in
 
 
 @pytest.mark.parametrize(
-    ("layers", "shares"), [(3, (1.0, 0.5, 0.0)), long(6, (1.0, 0.8, 0.4, 0.0))]
+    ("layers", "shares"), [(3, (1.0, 0.6, 0.0)), long(6, (1.0, 0.8, 0.4, 0.0))]
 )
 def test_as_many_blocks_as_needed(layers: int, shares: Sequence[float]) -> None:
     found = counts(llama(layers), {"tp": 2}, shares)
@@ -121,6 +126,39 @@ def test_as_many_blocks_as_needed(layers: int, shares: Sequence[float]) -> None:
 @pytest.mark.long
 def test_as_many_blocks_as_needed_around_spread_experts() -> None:
     assert counts(mixture(), {"ep": 2, "tp": 1}, (0.6,)) in ([1], [2])
+
+
+@pytest.mark.parametrize("make", [llama, mixture])
+@pytest.mark.parametrize(
+    ("mesh", "sp"), [({"tp": 1}, False), ({"tp": 4}, False), ({"tp": 2}, True)]
+)
+def test_the_fewest_bytes_of_a_block(
+    monkeypatch: pytest.MonkeyPatch, make: Any, mesh: dict[str, int], sp: bool
+) -> None:
+    """What a block keeps while it is computed again is no more than its plan has."""
+    bounds: list[int] = []
+
+    def bounded(costs: Costs, left: Mapping[str, Sequence[State]]) -> int:
+        held, again = costs.holdings, least_while_computed_again(costs, left)
+        kept = (min(held.bytes(n, state) for state in left[n]) for n in held.others)
+        bounds.extend((again, sum(kept)))
+        return again
+
+    monkeypatch.setattr(solution, "least_while_computed_again", bounded)
+    how = {"mesh": mesh, "sequence_parallel": sp, "recompute": True, **TRAINING}
+    held = planning.plan(make(), **how).predicted.memory
+    assert held is not None and all(bounds) and sum(bounds) <= held.activations
+    assert mesh["tp"] > 1 or sum(bounds) >= 0.75 * held.activations  # the rest are logits
+
+
+def test_a_block_that_cannot_fit_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = Mock(wraps=solution.optimize)
+    monkeypatch.setattr(solution, "optimize", solved)
+    model = LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"])
+    how = {"mesh": {"tp": 1}, "device": "l4-pcie", "recompute": True, "phase": "train"}
+    plan = planning.plan(model, **how, batch=16, seq=2**16)
+    assert solved.call_count == 1 and solved.call_args.kwargs["objective"] == "memory"
+    assert plan.objective.name == "memory"
 
 
 def test_a_list_that_there_is_not() -> None:
