@@ -10,16 +10,16 @@ a view of a part keeps the full tensor alive, and a collective makes a new tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import accumulate
 
-from shardwright.planner.contract.names import grouped, numbered
+from shardwright.planner.contract.names import numbered
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import storages
 from shardwright.planner.cost.phases import Pass
-from shardwright.planner.cost.redistribution_costs import edges
+from shardwright.planner.cost.recomputed_memory import most_while_computed_again
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.state import State
 
@@ -86,65 +86,30 @@ def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
 def peak(costs: Costs, assignment: Assignment, run: Pass, rank: int | None = None) -> int:
     """Return the most bytes of activations at one time in a pass, on a rank as for `memory`.
 
-    Activations that are saved for the backward pass stay to the end. There, one block at a time is
-    computed again, and keeps its own.
+    Activations that are saved for the backward pass stay to the end.
     """
     sizes = (costs.holdings if rank is None else costs.held_by(rank)).sizes
     base = storages(costs.graph, passed(costs, assignment))
-    size = {
+    made = {
         name: sizes.bytes_at(op, i, assignment[name], run)
         for op in costs.graph.ops
         for i, name in enumerate(op.outputs, len(op.inputs))
         if base[name] == name
     }
+    size = cache(lambda name: made.get(name) or sizes.bytes(name, assignment[name], run))
     change = [0] * (len(costs.graph.ops) + 2)
-    for root, (first, last) in lives(costs, base, run).items():
-        n = size.get(root) or sizes.bytes(root, assignment[root], run)
-        change[first] += n
-        change[last + 1] -= n
+    living = lives(costs, base, run)
+    for root, (first, last) in living.items():
+        change[first] += size(root)
+        change[last + 1] -= size(root)
     for at, op in enumerate(costs.graph.ops):  # numbers of a quantized weight, while it is used
         for i, name in enumerate(op.inputs):
             if costs.graph.tensors[name].bits is not None and not is_view(op.call):
                 size_of_numbers = sizes.bytes_at(op, i, assignment[name], run)
                 change[at] += size_of_numbers
                 change[at + 1] -= size_of_numbers
-    if run.trains:
-        given, kept = costs.holdings.given, costs.recomputation.inner.values()
-        blocks = ({base[n] for n in names} - given for names in kept)
-        again = (
-            sum(size.get(n) or sizes.bytes(n, assignment[n], run) for n in own) for own in blocks
-        )
-        change[-2] += max(again, default=0)  # beside all that stays to the end
-    return max(accumulate(change, initial=0))
-
-
-def least_while_computed_again(costs: Costs, states: Mapping[str, Sequence[State]]) -> int:
-    """Return the fewest bytes that the block with most of them keeps while it is computed again.
-
-    What is redistributed may share the memory of what it is made from, so the smaller one counts.
-
-    Args:
-        costs: Prices of the graph.
-        states: Tensor -> the states that it may have.
-    """
-    held, base = costs.holdings, storages(costs.graph, ())
-    blocks = costs.recomputation.inner.values() if held.trains else ()
-    source = {end: base[start] for _, start, end in edges(costs.graph)}
-    size = cache(lambda name: min(held.sizes.bytes(name, s, held.full) for s in states[name]))
-
-    def least(name: str) -> tuple[str, int]:
-        """Return the first tensor whose memory this one may use, and the fewest bytes of any."""
-        chain = [base[name]]
-        while chain[-1] in source:
-            chain.append(source[chain[-1]])
-        return chain[-1], min(map(size, chain))
-
-    memories = (grouped(map(least, names)) for names in blocks)
-    kept = (
-        sum(min(sizes) for root, sizes in found.items() if root not in held.given)
-        for found in memories
-    )
-    return max(kept, default=0)
+    again = most_while_computed_again(costs, base, living, size) if run.trains else 0
+    return max(again, max(accumulate(change)))
 
 
 def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[int, int]]:

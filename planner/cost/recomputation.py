@@ -71,6 +71,11 @@ class Recomputation:
         return out
 
     @cached_property
+    def ends(self) -> dict[str, int]:
+        """Block that is computed again -> the number of its last op."""
+        return {self.block(op.module): i for i, op in enumerate(self.graph.ops)}
+
+    @cached_property
     def again(self) -> frozenset[str]:
         """The tensors that are made once more in the backward pass, and parameters read for it."""
         runs: dict[tuple[str, int], list[Item]] = {}

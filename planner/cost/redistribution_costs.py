@@ -6,7 +6,7 @@ module applies them to states of tensors, in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -38,6 +38,9 @@ from shardwright.planner.strategies.states import States
 
 Edge = tuple[str, str, str]
 """(before, source, target) of a redistribution: see `RedistributionCosts.inner`."""
+
+Averaged = tuple[torch.dtype, Collective]
+"""What gradients that share buckets have in common: a dtype, and an all-reduce without bytes."""
 
 
 class Traffic(NamedTuple):
@@ -302,18 +305,27 @@ class RedistributionCosts:
         copied = 4 * size if size <= BUCKET else 2 * size
         return Traffic(copied_back=copied, averaged=call)
 
+    def averaged(self, state: Callable[[str], State]) -> dict[Averaged, list[int]]:
+        """Return the bytes of each gradient that copies average, by what may share a bucket.
+
+        Args:
+            state: Returns the state of a stored tensor.
+        """
+        out: dict[Averaged, list[int]] = {}
+        for name in dict.fromkeys(use.stored for use in self.graph.uses):
+            found = self.averaging(name, state(name))
+            if found is not None and (call := found.averaged) is not None:
+                kind = self.graph.tensors[name].dtype, call._replace(bytes=0)
+                out.setdefault(kind, []).append(call.bytes)
+        return out
+
     @cached_property
     def averaging_latency(self) -> int:
         """Nanoseconds that a backward pass takes however little copies average.
 
         They say which gradients they have, and each kind of gradients takes a bucket.
         """
-        kinds: set[tuple[torch.dtype, Collective]] = set()
-        for name in self.read:
-            found = self.averaging(name, REPLICATED)
-            if found is not None and found.averaged is not None:
-                nothing = found.averaged._replace(bytes=0)
-                kinds.add((self.graph.tensors[name].dtype, nothing))
+        kinds = self.averaged(lambda name: REPLICATED)
         flags = Collective("all_reduce", 0, self.workload.replicas, self.hosts(0))
         every = [flags, *(call for _, call in kinds)]
         return sum(self.device.collective(*call) for call in every) if kinds else 0

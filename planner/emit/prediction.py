@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -86,13 +85,8 @@ def averages(bill: Bill) -> Calls:
 
     Before, they say which gradients they have.
     """
-    costs, sizes = bill.costs, defaultdict[tuple[object, Collective], list[int]](list)
-    for name in costs.holdings.stored:
-        found = costs.redistributions.averaging(name, bill.assignment[name])
-        if found is not None and (call := found.averaged) is not None:
-            kind = costs.graph.tensors[name].dtype, call._replace(bytes=0)
-            sizes[kind].append(call.bytes)
-    out = Calls()
+    costs, out = bill.costs, Calls()
+    sizes = costs.redistributions.averaged(bill.assignment.__getitem__)
     for (_, call), each in sizes.items():
         for bucket in buckets(each):
             out[call._replace(bytes=sum(each[i] for i in bucket))] += 1

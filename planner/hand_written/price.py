@@ -74,7 +74,7 @@ def _predicted(task: Task, rules: Rules, earlier: Formulation | None) -> Predict
         UsageError: a style is unknown.
         InfeasibleError: no solution remains.
     """
-    found = solve(task, of_table(task, rules, earlier), FREE)
+    found = solve(task, of_table(task, rules, earlier), FREE).checked
     return predicted(task, found.layouts, found.unfolded)
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from shardwright.planner.contract.names import made_once, pattern
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.redistribution_costs import TransitionCost
-from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, crossed
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, crossed, once_a_graph
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
@@ -355,6 +355,7 @@ def paid(cost: TransitionCost, action: int, times: int) -> Vector:
     return (0, times * cost.time, times * cost.backward, times * action, 0)
 
 
+@once_a_graph
 def tie_names(graph: Graph) -> dict[str, str]:
     """Return a name for each tensor by its position in its module, the same in equal blocks.
 

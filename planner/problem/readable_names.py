@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Axes, Dim, atoms_of, find
-from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.graph import Graph, once_a_graph
 
 
 def axis_names(graph: Graph, axes: Axes) -> dict[int, str]:
@@ -42,6 +42,7 @@ def dim_text(dim: Dim, names: Mapping[int, str]) -> str:
     return "(" + (" * " if dim.kind == PRODUCT else " + ").join(inner) + ")"
 
 
+@once_a_graph
 def tensor_names(graph: Graph) -> dict[str, str]:
     """Return a unique readable name for each tensor that has a variable of its own.
 

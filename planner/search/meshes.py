@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
+from typing import Any
 
 from shardwright.errors import InfeasibleError, ModelError, SolverError, UsageError
 from shardwright.planner.contract.mesh import CP, EP, MAX_RANKS, TP
@@ -23,7 +24,7 @@ from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.search.ladder import FITTING, SETTLING, Tell, climb, search
 from shardwright.planner.search.recomputed_blocks import least_time
 from shardwright.planner.search.search_state import SearchState, start
-from shardwright.planner.search.solution import Solution, SolverOptions, predicted
+from shardwright.planner.search.solution import Solution, SolverOptions
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.traced_model import TracedModel
 from shardwright.planner.units import human_bytes
@@ -217,16 +218,20 @@ def _choice(now: SearchState) -> MeshChoice:
     if isinstance(found, InfeasibleError):
         return of.model_copy(update={"why": str(found)})
     assert isinstance(found, (Solution, Plan)), "a search without an outcome"
-    if isinstance(found, Plan):
-        cost = found.predicted
-    else:
-        cost = predicted(task, found.layouts, found.unfolded)
-    assert cost.memory is not None, "new predictions have it"
-    figures = {"memory": cost.memory.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
     over = now.error_on_device
     why = f"does not fit {human_bytes(over.budget)} a rank" if over else ""
     why = ALL_RECOMPUTED if now.without_recompute is not None and not over else why
-    return of.model_copy(update=figures | {"fits": over is None, "why": why})
+    return of.model_copy(update=_figures(found) | {"fits": over is None, "why": why})
+
+
+def _figures(found: Solution | Plan) -> dict[str, Any]:
+    """Return the figures of a mesh with a solution or a plan."""
+    if isinstance(found, Plan):
+        cost, held = found.predicted, found.predicted.memory
+        assert held is not None, "new predictions have it"
+        return {"memory": held.total, "time_ns": cost.time_ns, "phase_ns": cost.phase_ns}
+    run, held = found.unfolded.bill.first_run, found.unfolded.memory
+    return {"memory": held.total, "time_ns": run.price.time, "phase_ns": run.times}
 
 
 def _order(choice: MeshChoice, objective: ObjectiveName) -> tuple[bool, float]:

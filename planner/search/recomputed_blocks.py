@@ -9,7 +9,7 @@ from math import ceil
 
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.search.search_state import SearchState
-from shardwright.planner.search.solution import Solution, predicted
+from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import unfolded
 
@@ -35,12 +35,10 @@ def least_time(now: SearchState) -> int | None:
     over, most = kept.outcome, sum(kept.task.recomputable.values())
     assert isinstance(over, OverMemory), "otherwise no block is computed again"
     there = unfolded(kept.task, found.layouts, kept.formulation.costs)
-    before, after = predicted(kept.task, found.layouts, there), found.unfolded
-    assert before.memory is not None, "new predictions have it"
-    of_block = max((before.memory.total - after.memory.total) // most, 1)
+    of_block = max((there.memory.total - found.unfolded.memory.total) // most, 1)
     count = min(max(ceil((over.least - over.budget) / of_block), 1), most)
-    more = after.bill.first_run.price.time - before.time_ns
-    return before.time_ns + more * count // most
+    before, after = (each.bill.first_run.price.time for each in (there, found.unfolded))
+    return before + (after - before) * count // most
 
 
 def with_fewer(kept: SearchState, found: Sequence[Solution]) -> Iterator[Task]:

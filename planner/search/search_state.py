@@ -64,12 +64,13 @@ class SearchState:
 
     @property
     def solution(self) -> Solution:
-        """The solution of the search.
+        """The solution of the search, checked.
 
         Raises:
             InfeasibleError: there is no solution.
+            SolverError: as `Solution.checked`.
         """
-        return self._found(Solution)
+        return self._found(Solution).checked
 
     @property
     def plan(self) -> Plan:

@@ -1,11 +1,11 @@
-"""Asks a solver for the cheapest plan of a problem, and checks its answer."""
+"""Asks a solver for the cheapest plan of a problem; its answer is checked before it is used."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner import solvers
@@ -16,7 +16,8 @@ from shardwright.planner.contract.plan_figures import (
     Prediction,
     SolverReport,
 )
-from shardwright.planner.cost.memory import least_while_computed_again
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.cost.recomputed_memory import least_while_computed_again
 from shardwright.planner.devices.device import device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
@@ -98,9 +99,11 @@ class SolverOptions:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A checked solution of the problem, before its dry run.
+    """A solution of the problem, before its dry run.
 
     Attributes:
+        task: The task.
+        costs: Prices of the folded graph.
         layouts: Layouts of the folded graph.
         unfolded: The solution on the unfolded graph.
         objective: What was minimised.
@@ -110,6 +113,8 @@ class Solution:
         solver: Name of the requested solver.
     """
 
+    task: Task
+    costs: Costs
     layouts: Layouts
     unfolded: UnfoldedSolution
     objective: Objective
@@ -117,6 +122,16 @@ class Solution:
     pinned: Mapping[str, Pin]
     optimum: Optimum
     solver: str
+
+    @cached_property
+    def checked(self) -> Solution:
+        """This solution, after the independent check.
+
+        Raises:
+            SolverError: the solution breaks a rule, or has other costs than the solver claims.
+        """
+        check_unfolded(self.task, self.costs, self.layouts, self.unfolded, self.optimum)
+        return self
 
     @property
     def report(self) -> SolverReport:
@@ -140,11 +155,11 @@ def predicted(task: Task, layouts: Layouts, there: UnfoldedSolution) -> Predicti
 
 
 def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solution:
-    """Solve a problem of a task, and check the answer.
+    """Solve a problem of a task.
 
     Raises:
         InfeasibleError: there is no solution, or none that fits the memory.
-        SolverError: no solution was found in time, or the checker refuses it.
+        SolverError: no solution was found in time.
     """
     costs, pinned, room = formulation.costs, formulation.pinned, asked.room(task)
     if asked.may_be_over and room is not None and costs.least_bytes > room:
@@ -191,13 +206,10 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     except SolverError:  # an infeasible problem may be why time ran out
         raise_if_explained(network, task.graph, pinned)
         raise
-    stage("check")
-    layouts, there = candidate(optimum.assignment)
-    check_unfolded(task, costs, layouts, there, optimum)
-    stage("emit")
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
-    return Solution(layouts, there, objective, possible(left), pinned, optimum, solver)
+    found = candidate(optimum.assignment)
+    return Solution(task, costs, *found, objective, possible(left), pinned, optimum, solver)
 
 
 def states_left(network: CostFunctionNetwork, small: Presolved) -> dict[str, list[State]]:

@@ -32,9 +32,11 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 
     Raises:
         ModelError: nothing was sharded where it failed: the model itself cannot run on meta.
-        SolverError: as `Solution.report`, because the solver proves the solution meanwhile.
+        SolverError: as `Solution.checked`, and as `Solution.report`, because the solver proves the
+            solution meanwhile.
     """
-    found = _dry_run(task, solution, earlier)
+    stage("check")
+    found = _dry_run(task, solution.checked, earlier)
     if isinstance(found, str):
         name = task.source.architecture
         if "if unsharded" in found:
@@ -48,6 +50,7 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 
 def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Plan | Conflict | str:
     """Return the plan, or the conflict, or the error's text if nothing was sharded."""
+    stage("emit")
     layouts = solution.layouts
     with ThreadPoolExecutor(1) as beside:  # CP-SAT releases the GIL
         proof = beside.submit(lambda: solution.report)

@@ -22,7 +22,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.contract.transitions import BUCKET
 from shardwright.planner.devices.device import device
 from shardwright.planner.report.mesh_table import launch_line
-from shardwright.planner.search import ladder, meshes, restrictions, traced_model
+from shardwright.planner.search import ladder, meshes, restrictions, solution, traced_model
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies import op_strategies
 from tests import planning
@@ -250,14 +250,17 @@ def test_meshes_share_what_does_not_depend_on_them(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_the_best_plan_is_run_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing fits, several meshes are solved once more, for least memory."""
+    """Where nothing fits, several meshes are solved once more, for least memory; one is checked."""
     climbed, ran = Mock(wraps=ladder.climb), Mock(wraps=ladder.dry_run)
+    checked = Mock(wraps=solution.check_unfolded)
+    monkeypatch.setattr(solution, "check_unfolded", checked)
     monkeypatch.setattr(meshes, "climb", climbed)
     monkeypatch.setattr(ladder, "dry_run", ran)
     l4 = {"device": "l4-pcie", "phase": "train", "optimizer_bytes": 4000, "batch": 8, "seq": 8}
     found = planned(cluster=shardwright.Cluster(1, 8), **l4)
     settled = [call for call in climbed.mock_calls if ladder.SETTLING in call.args]
-    assert not found.meshes[0].fits and len(settled) > 1 and ran.call_count == 1
+    assert not found.meshes[0].fits and len(settled) > 1
+    assert ran.call_count == checked.call_count == 1
 
 
 def test_if_the_best_plan_fails_on_meta_the_next_is_the_best(

@@ -15,7 +15,7 @@ from benchmarks.compare import Comparison, compare, predicted, reference
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.cost import Costs
-from shardwright.planner.cost.memory import least_while_computed_again
+from shardwright.planner.cost.recomputed_memory import least_while_computed_again
 from shardwright.planner.search import solution
 from shardwright.planner.strategies.state import State
 from shardwright.runtime.communication.mesh import Mesh
