@@ -35,7 +35,8 @@ def least_time(now: SearchState) -> int | None:
     over, most = kept.outcome, sum(kept.task.recomputable.values())
     assert isinstance(over, OverMemory), "otherwise no block is computed again"
     there = unfolded(kept.task, found.layouts, kept.formulation.costs)
-    of_block = max((there.memory.total - found.unfolded.memory.total) // most, 1)
+    saved = there.memory.total - found.unfolded.memory.total
+    of_block = max(saved // max(most - 1, 1), 1)  # one block is held while it is computed again
     count = min(max(ceil((over.least - over.budget) / of_block), 1), most)
     before, after = (each.bill.first_run.price.time for each in (there, found.unfolded))
     return before + (after - before) * count // most
