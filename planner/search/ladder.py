@@ -71,27 +71,29 @@ def solve_first(now: SearchState) -> SearchState | None:
 
 
 def recompute_fewer(now: SearchState) -> SearchState | None:
-    """If not all blocks need to be computed again, do so with as few as fit.
+    """If not all blocks need to be computed again, do so with as few as fit, if that is faster.
 
     At first it is as few as fit with the placements that were found, or with those that take least
-    memory if no block is computed again; then one more at a time.
+    memory if no block is computed again; then one more at a time. The placements with which fewer
+    blocks fit may take longer than those blocks save.
     """
     kept = now.without_recompute
     if kept is None or not isinstance(now.outcome, Solution):
         return None
     unlimited = _for_memory(replace(kept, asked=replace(kept.asked, memory=None)))
-    fewer = now
+    every, fewer = now.outcome, now
     try:
         smallest = attempt(unlimited, kept.restrictions).outcome
-        found = [each for each in (now.outcome, smallest) if isinstance(each, Solution)]
+        found = [each for each in (every, smallest) if isinstance(each, Solution)]
         for task in with_fewer(kept, found):
             fewer = climb(now.restart(task), FITTING)
             if not isinstance(fewer.outcome, OverMemory):
                 break
     except OutOfTime:
-        fewer = replace(now, no_time_to=(*now.no_time_to, "compute fewer blocks again"))
-    fewer = fewer if isinstance(fewer.outcome, Solution) else now
-    return replace(fewer, without_recompute=None)
+        now = fewer = replace(now, no_time_to=(*now.no_time_to, "compute fewer blocks again"))
+    found = fewer.outcome
+    faster = isinstance(found, Solution) and found.time_ns < every.time_ns
+    return replace(fewer if faster else now, without_recompute=None)
 
 
 def least_memory(now: SearchState) -> SearchState | None:

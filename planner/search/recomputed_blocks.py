@@ -38,8 +38,8 @@ def least_time(now: SearchState) -> int | None:
     saved = there.memory.total - found.unfolded.memory.total
     of_block = max(saved // max(most - 1, 1), 1)  # one block is held while it is computed again
     count = min(max(ceil((over.least - over.budget) / of_block), 1), most)
-    before, after = (each.bill.first_run.price.time for each in (there, found.unfolded))
-    return before + (after - before) * count // most
+    before = there.bill.first_run.price.time
+    return before + (found.time_ns - before) * count // most
 
 
 def with_fewer(kept: SearchState, found: Sequence[Solution]) -> Iterator[Task]:

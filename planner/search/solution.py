@@ -123,6 +123,11 @@ class Solution:
     optimum: Optimum
     solver: str
 
+    @property
+    def time_ns(self) -> int:
+        """The predicted time of the workload."""
+        return self.unfolded.bill.first_run.price.time
+
     @cached_property
     def checked(self) -> Solution:
         """This solution, after the independent check.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,11 +18,12 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.recomputed_memory import least_while_computed_again
+from shardwright.planner.devices.device import FOLDER
 from shardwright.planner.search import solution
 from shardwright.planner.strategies.state import State
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.recomputation import recompute_blocks
-from tests import planning
+from tests import planning, zoo
 from tests.marks import long
 from tests.ranks import run_ranks
 
@@ -121,6 +124,17 @@ def test_as_many_blocks_as_needed(layers: int, shares: Sequence[float]) -> None:
     found = counts(llama(layers), {"tp": 2}, shares)
     assert found == sorted({*found})
     assert (found[0], found[-1]) == (0, layers)
+
+
+def test_fewer_blocks_are_not_slower(tmp_path: Path) -> None:
+    """The placements with which one block less fits may take longer than that block."""
+    small = json.loads((FOLDER / "l4-pcie.json").read_text()) | {"memory_bytes": 12_680_816}
+    (tmp_path / "small.json").write_text(json.dumps(small))
+    how: Any = {"objective": "time", "phase": "train", "batch": 16, "seq": 64}
+    how["device"] = str(tmp_path / "small.json")
+    model = zoo.build("nemotron_h")[1]
+    every, found = (planning.plan(model, 2, recompute=all_of, **how) for all_of in (True, None))
+    assert found.predicted.time_ns <= every.predicted.time_ns
 
 
 @pytest.mark.long
