@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from math import prod
 
@@ -285,6 +286,16 @@ class Axes:
     rule_axes: dict[str, dict[str, Dim]] = field(default_factory=dict)
     rules: dict[str, Rule | None] = field(default_factory=dict)
     conflicts: list[tuple[Op, str]] = field(default_factory=list)
+
+    @cached_property
+    def atoms(self) -> dict[int, frozenset[int]]:
+        """The ids of the atoms of each dim, as `atoms_of` has them, once the axes are refined."""
+        dims = {id(found): found for found in self.dims.values()}  # equal blocks share dims
+        trees = {id(found): found.values() for found in self.rule_axes.values()}
+        roots = {find(d).id: d for found in (*dims.values(), *trees.values()) for d in found}
+        sets = {n: frozenset(a.id for a in atoms_of(d)) for n, d in roots.items()}
+        one = {found: found for found in sets.values()}  # many are equal
+        return {n: one[found] for n, found in sets.items()}
 
     def sides(self, op: Op) -> list[tuple[str, Dims]]:
         """Return (tensor, dims in the op's rule) per operand and result; empty without a rule."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import product
 
 from shardwright.planner.contract.names import made_once
-from shardwright.planner.graph.axes import Axes, Dim, atoms_of, factors_of, find, leaves_of
+from shardwright.planner.graph.axes import Axes, Dim, factors_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph, once_a_graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
@@ -128,10 +128,7 @@ class States:
         """Ids of the dims with an axis that may be sharded."""
         opened = self.sequence.axes if self.sequence else ()
         axes = frozenset[int]().union(*self.allowed.values(), opened)
-        dims = {id(found): found for found in self.axes.dims.values()}  # equal blocks share dims
-        trees = {id(found): found.values() for found in self.axes.rule_axes.values()}
-        roots = {find(d).id: d for found in (*dims.values(), *trees.values()) for d in found}
-        return frozenset(n for n, d in roots.items() if any(a.id in axes for a in atoms_of(d)))
+        return frozenset(n for n, atoms in self.axes.atoms.items() if not axes.isdisjoint(atoms))
 
     def handed(self) -> dict[str, tuple[State, ...]]:
         """Return the states that each hidden state may have between blocks.

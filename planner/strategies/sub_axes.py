@@ -11,7 +11,7 @@ of `tp`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
@@ -215,18 +215,22 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
                 found |= {(left.id, a.id): a for term in terms for a in _outermost(term)}
     if found:
         for op in {id(axes.rule_axes.get(op.name, op)): op for op in graph.ops}.values():
-            for pair in _not_split_together(axes, op) & found.keys():
+            for pair in _not_split_together(axes, op, found):
                 del found[pair]
     return [(pair[0], inner) for pair, inner in found.items()]
 
 
-def _not_split_together(axes: Axes, op: Op) -> set[tuple[int, int]]:
-    """Return pairs of axes (outer, inner) that may not be sharded together because of `op`."""
+def _not_split_together(
+    axes: Axes, op: Op, pairs: Iterable[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Return those pairs (outer, inner) that may not be sharded together because of `op`."""
     rule = axes.rules.get(op.name)
     if rule is None:
         return set()
-    atoms = {x: {a.id for a in atoms_of(tree)} for x, tree in axes.rule_axes[op.name].items()}
-    every = set().union(*atoms.values())
-    fixed = set[int]().union(*(atoms[x] for x in rule.immovable()))
-    summed = set[int]().union(*(atoms[x] for x in rule.sum | rule.lookup))
-    return {(o, i) for o in every for i in fixed} | {(o, i) for o in every - summed for i in summed}
+    atoms = {x: axes.atoms[find(tree).id] for x, tree in axes.rule_axes[op.name].items()}
+    every = frozenset[int]().union(*atoms.values())
+    fixed = frozenset[int]().union(*(atoms[x] for x in rule.immovable()))
+    summed = frozenset[int]().union(*(atoms[x] for x in rule.sum | rule.lookup))
+    return {
+        (o, i) for o, i in pairs if o in every and i in (fixed if o in summed else fixed | summed)
+    }
