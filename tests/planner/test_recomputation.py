@@ -118,7 +118,7 @@ def counts(model: Any, mesh: dict[str, int], shares: Sequence[float]) -> list[in
 
 
 @pytest.mark.parametrize(
-    ("layers", "shares"), [(3, (1.0, 0.6, 0.0)), long(6, (1.0, 0.8, 0.4, 0.0))]
+    ("layers", "shares"), [(3, (1.0, 0.5, 0.0)), long(6, (1.0, 0.8, 0.4, 0.0))]
 )
 def test_as_many_blocks_as_needed(layers: int, shares: Sequence[float]) -> None:
     found = counts(llama(layers), {"tp": 2}, shares)
