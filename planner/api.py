@@ -25,6 +25,7 @@ from shardwright.planner.search.unequal import search_shares
 from shardwright.planner.trace.trace_lock import not_in_model_code
 
 
+@uncollected()  # until all but the plan is freed
 def plan(
     model: Any,
     tp: int | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from weakref import proxy
 
 from shardwright.planner.contract.names import first_block, made_once
 from shardwright.planner.cost.saved_for_backward import SavedForBackward
@@ -24,8 +25,9 @@ class Recomputation:
     """
 
     def __init__(self, graph: Graph, blocks: Mapping[str, int]) -> None:
-        self.graph, self.blocks = graph, blocks
-        self._saved = SavedForBackward(graph)
+        self.graph: Graph = proxy(graph)  # which keeps this
+        self.blocks = blocks
+        self._saved = SavedForBackward(graph.tensors)
         self._of: dict[str, str] = {}
 
     def block(self, module: str) -> str:

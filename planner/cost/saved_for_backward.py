@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.graph import Op, Tensor
 from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.rules.call import Operand, packet_named
 
@@ -20,17 +20,17 @@ _known: dict[str, frozenset[int]] = {}
 
 
 class SavedForBackward:
-    """Finds the tensors of a graph that ops save for backward. Ops that are alike run once."""
+    """Finds which of a graph's `tensors` ops save for backward. Ops that are alike run once."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
         self._by_call: dict[tuple[int, tuple[bool, ...]], frozenset[int]] = {}
         """The same as `_known`, by the id of a call, which copies of a block share."""
 
     def of(self, op: Op) -> list[str]:
         """Return the inputs and outputs of `op` that it saves."""
         names = (*op.inputs, *op.outputs)
-        grads = tuple(self.graph.tensors[n].differentiable for n in names)
+        grads = tuple(self._tensors[n].differentiable for n in names)
         if not any(grads[len(op.inputs) :]):
             return []
         if (saved := self._by_call.get((id(op.call), grads))) is None:

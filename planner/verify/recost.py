@@ -58,16 +58,20 @@ class Bill:
         back = sum(n * spent(traffic)[1] for traffic, n in self.redistributions())
         return Price(size, time, back)
 
-    @cached_property
+    @property
     def first_run(self) -> Bill:
         """The bill of the first run alone. With one run, this is the bill itself.
 
         A parameter that the first run does not read is held as it is stored, and has no gradient.
         """
+        return self._of_first_run or self
+
+    @cached_property
+    def _of_first_run(self) -> Bill | None:
         before, whole = self.costs, self.costs.graph
         graph = whole.first_run()
         if graph is whole:
-            return self
+            return None
         states = States(
             graph,
             before.axes,

@@ -101,10 +101,12 @@ class StoredFile:
         Raises:
             OSError: the file cannot be read.
         """
-        out = bytearray()
-        while got := os.pread(self._file, count - len(out), start + len(out)):
+        out = os.pread(self._file, count, start)
+        while len(out) < count and (
+            got := os.pread(self._file, count - len(out), start + len(out))
+        ):
             out += got
-        return bytes(out)
+        return out
 
     def release(self) -> None:
         """Drop the mapping; tensors that lie in it keep it alive."""

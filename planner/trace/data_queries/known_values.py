@@ -8,8 +8,9 @@ the values are those for the traced inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ class KnownValues:
         `fake` computes the result without values.
         """
         given = tensors_in((args, kwargs))
+        if given and only_computes(func) and self._ids.isdisjoint(map(id, given)):  # most calls
+            with suppress(DynamicOutputShapeException, DataDependentOutputException):
+                return fake(), False
         all_known = func in LIFTED or all(t in self for t in given)
         known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
         fixed = not known or (bool(given) and not any(t in self._varying for t in given))
@@ -167,6 +171,13 @@ class KnownValues:
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if writes and isinstance(x, Tensor):
                 self.drop(x)
+
+
+@cache
+def only_computes(op: Any) -> bool:
+    """Return whether `op` writes to no tensor, and of its results only values may be known."""
+    special = (aten.detach.default, *LIFTED, *UNIFORM, *BELOW_ALL)
+    return op not in special and not op._schema.is_mutable
 
 
 @contextmanager

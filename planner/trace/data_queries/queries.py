@@ -91,8 +91,8 @@ class DataQueries(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.opaque, self.values, self.hooked, self.assigned = opaque, values, hooked, assigned
-        self.record = record or Record([])
-        self.regions = Regions(lambda: len(self.record.calls))
+        self.record = noted = record or Record([])
+        self.regions = Regions(lambda: len(noted.calls))
         self.selects = False
         """Whether any tensor has a length that depends on data."""
         self.selected: dict[int, tuple[Tensor, Tensor]] = {}

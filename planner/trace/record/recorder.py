@@ -48,6 +48,7 @@ from shardwright.planner.trace.state.cache_state import States
 from shardwright.planner.trace.state.outside_state import LeftOutside, check_outside
 from shardwright.planner.trace.state.persistent_state import Contained, KeptNumbers, KeptState
 from shardwright.planner.trace.trace_lock import exporting
+from shardwright.runtime.scopes import replaced
 from shardwright.runtime.slots import but_state, returned
 
 
@@ -145,7 +146,6 @@ class _Recording:
         # Code may put more into what it is given.
         self.ends = [*zip(tree_leaves(self.given), tree_leaves(self.wrapped), strict=True)]
         self.top = top
-        top.begin, top.end, top.around = self._begin, self._end, self.kept.around
 
     def run(self, opaque: Opaque) -> Record:
         """Make the calls, and return what was recorded."""
@@ -164,7 +164,8 @@ class _Recording:
         recorder.before = queries.regions.settle
         standing_in = opaque.standing_in(self.module, self._note_opaque, recorder.known)
         hooks = HookLeaks(self.module, lambda: recorder.calls)
-        with functional, standing_in, queries, own.noted(), hooks.watched():
+        noting = replaced(self.top, begin=self._begin, end=self._end, around=self.kept.around)
+        with noting, functional, standing_in, queries, own.noted(), hooks.watched():
             within = {f"root.{name}": tensor for name, tensor in self.state.items()}
             functional_call(self.top, within, (made,), tie_weights=False)
             self._note_results(out)

@@ -138,6 +138,9 @@ def _contents(value: Any) -> Any:
 
 
 def _differs(now: Any, before: Any) -> bool:
+    if type(now) is dict and type(before) is dict:  # most are
+        same = len(now) == len(before) and all(map(is_, now, before))
+        return not (same and all(map(is_, now.values(), before.values())))
     if isinstance(now, set) and now == before:
         return False  # filling it again could change its iteration order
     fewer = _kind(now).__len__(now) != len(before)  # its class may say something else
