@@ -52,7 +52,7 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
     """Return the row of one architecture; every rank returns the same row."""
     del mesh  # transformers makes its own mesh
     begun = time.perf_counter()
-    mixin.initialize_distributed_mesh = _one_mesh
+    mixin.initialize_distributed_mesh = one_mesh
     row: Row = {"kind": kind, "name": name}
     config, model = build(kind, name, torch.float32)
     box: list[Any] = [None]
@@ -113,7 +113,7 @@ def _planned(plans: Path | None, kind: str, name: str, config: Any, model: Any, 
     return plan
 
 
-def _one_mesh(config: Any) -> Any:
+def one_mesh(config: Any) -> Any:
     """Return transformers' mesh, made once per process: each has groups, and these have threads."""
     if config.tp_size not in _MESHES:
         _MESHES[config.tp_size] = initialize_distributed_mesh(config)
