@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-import shardwright
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.search.meshes import Cluster
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.trace.record.record import Record
+from tests import planning
 from tests.planner.mlps import WIDTH, Mlp
 
 LARGE = (Graph, Record, Solution, torch.nn.Linear)
@@ -41,7 +41,7 @@ def test_all_but_the_plan_is_freed_at_once(model: Any, how: dict[str, Any]) -> N
     gc.disable()
     try:
         before = _alive()
-        shardwright.plan(model, **how)
+        planning.proven(model, **how)
         assert _alive() == before
     finally:
         gc.enable()
