@@ -32,12 +32,6 @@ class PlannedCall(threading.local):
         self.hook_views: tuple[Any, ...] = ()
         """The full tensors that hooks saw in this call (`HookView`)."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCall:
-        return memo.setdefault(id(self), PlannedCall(self.always))
-
-    def __reduce__(self) -> Any:
-        return PlannedCall, (self.always,)
-
 
 ALWAYS = PlannedCall(always=True)
 

@@ -102,9 +102,6 @@ class Operation:
         """Redistribute the gradient to the step's source; differentiable."""
         return _Redistribute.apply(grad, self, size, self.backward, self.forward)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
-        return self
-
 
 class _Redistribute(torch.autograd.Function):
     """Runs the action `there` of a step; the gradient is its action `back`.
