@@ -97,7 +97,7 @@ def main() -> None:
     data = found.get_data()
     reached = {Path(f).resolve(): set(data.lines(f) or ()) for f in data.measured_files()}
     files = [f for part in PARTS for f in sorted((ROOT / part).rglob("*.py"))]
-    every = [s for f in files for s in unreached(f, reached.get(f.resolve(), set()))]
+    every = [s for f in files for s in unreached(f, reached.get(f.resolve(), set[int]()))]
     for reason, count in Counter(s.reason for s in every).most_common():
         print(f"{count:5} {reason}")
     for reason in dict.fromkeys(s.reason for s in every):
