@@ -95,7 +95,9 @@ def main() -> None:
     found = coverage.Coverage(config_file=str(ROOT / "benchmarks/coverage.ini"))
     found.load()
     data = found.get_data()
-    reached = {Path(f).resolve(): set(data.lines(f) or ()) for f in data.measured_files()}
+    reached: dict[Path, set[int]] = {
+        Path(f).resolve(): {*(data.lines(f) or ())} for f in data.measured_files()
+    }
     files = [f for part in PARTS for f in sorted((ROOT / part).rglob("*.py"))]
     every = [s for f in files for s in unreached(f, reached.get(f.resolve(), set[int]()))]
     for reason, count in Counter(s.reason for s in every).most_common():
