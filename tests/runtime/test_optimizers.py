@@ -76,6 +76,33 @@ def test_steps_are_those_of_the_unsplit_model(steps: int, monkeypatch: pytest.Mo
     run_ranks(2, work)
 
 
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_scaler_skips_a_step_on_all_ranks_alike(overflows: bool) -> None:
+    """One rank alone holds the number that is not finite."""
+    base = gpt2()
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def step(model: Any, first: bool) -> dict[str, Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        scaler.scale((model(IDS).logits * WEIGHTS).tanh().mean()).backward()
+        if overflows and first:
+            grad = model.transformer.h[0].mlp.c_fc.weight.grad
+            getattr(grad, "_local_tensor", grad)[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        return dict(model.named_parameters())
+
+    want = step(copy.deepcopy(base), True)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        for name, p in shardwright.full_tensors(split, step(split, mesh["tp"].rank == 1)).items():
+            torch.testing.assert_close(p, want[name], rtol=0, atol=1e-9, msg=name)
+
+    run_ranks(2, work)
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "transformers' Adafactor"])
 def test_full_states_go_into_another_optimizer(name: str) -> None:
     """Those of Adafactor have no shape of a parameter: each rank keeps them in full."""
