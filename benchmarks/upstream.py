@@ -62,14 +62,14 @@ def changed(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
             tables = [
                 t for t in candidates(plan, model) if sum(held(t, model, tp).values()) <= most
             ]
-            box = [(tables, tempfile.mkdtemp())]
-            model.save_pretrained(box[0][1])
+            box = [(tables, most, tempfile.mkdtemp())]
+            model.save_pretrained(box[0][-1])
         except ShardwrightError as error:
             box = [f"no plan: {error}"]
     dist.broadcast_object_list(box)
     if isinstance(box[0], str):
         return row | {"verdict": "no plan", "why": box[0]}
-    tables, directory = box[0]
+    tables, most, directory = box[0]
     cls = type(model)
     given = zoo.inputs(name, config, seq=TOKENS)
     whole = cls.from_pretrained(directory)
@@ -77,7 +77,7 @@ def changed(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     want = results(whole, given, asked)
     row |= {"verdict": "refused", "why": "no table holds as little as the plan"}
     for table in tables:
-        row["why"] = _failures(table, model, directory, given, asked, want)
+        row["why"] = _failures(table, model, directory, given, asked, want, most)
         if not row["why"]:
             row |= {"verdict": "passes", "rules": len(table), "left_out": sorted(ALL - asked)}
             break
@@ -103,8 +103,12 @@ def _failures(
     given: Mapping[str, Any],
     asked: frozenset[str],
     want: Results,
+    most: float,
 ) -> str:
-    """Return what differs on some rank with a table in the classes; "" if nothing does."""
+    """Return what differs on some rank with a table in the classes; "" if nothing does.
+
+    Nor may a rank hold more than `most` bytes, as it would without the table.
+    """
     tp = dist.get_world_size()
     _clear_sharding_prop_cache()  # torch's cache entries of other models are wrong for some
     try:
@@ -112,9 +116,12 @@ def _failures(
             split = type(model).from_pretrained(
                 directory, distributed_config=DistributedConfig(tp_size=tp)
             )
+        local = [getattr(t, "_local_tensor", t) for t in (*split.parameters(), *split.buffers())]
+        holds = sum(t.nbytes for t in local)
         found = results(split, given, asked)
         wrong = want.keys() ^ found.keys() or {n for n in want if not _close(found[n], want[n])}
         mine = f"differ: {', '.join(sorted(wrong)[:3])}" if wrong else ""
+        mine = mine or (f"holds {holds:,} bytes, not {most:,.0f}" if holds > most else "")
     except Exception as error:
         mine = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.150}"
     return max(of_all(mine, tp))
