@@ -1,11 +1,13 @@
 """Lists the statements that no test reaches, by the reason for which they stay.
 
-    pip install coverage
-    COVERAGE_PROCESS_START=benchmarks/coverage.ini python -m pytest -n 2
-    python -m coverage combine --rcfile benchmarks/coverage.ini
+    pip install coverage; mkdir -p build/coverage
+    export CHECKOUT=$PWD COVERAGE_PROCESS_START=$PWD/benchmarks/coverage.ini
+    python -m pytest -n 2
+    python -m coverage combine --rcfile $COVERAGE_PROCESS_START
     python -m benchmarks.unreached > benchmarks/results/unreached.txt
 
-Coverage doubles the time of the tests. A few tests of signals fail under it, which it handles too.
+Processes that tests start in other folders need the full paths. Coverage doubles the time of the
+tests. A few tests of signals fail under it, which it handles too.
 Statements of a module's own level are left out: its import runs them.
 """
 
@@ -92,9 +94,8 @@ def main() -> None:
     """Print the counts by reason, and then each statement."""
     import coverage  # pyright: ignore[reportMissingImports]
 
-    found = coverage.Coverage(config_file=str(ROOT / "benchmarks/coverage.ini"))
-    found.load()
-    data = found.get_data()
+    data = coverage.CoverageData(str(ROOT / "build/coverage/data"))
+    data.read()
     reached: dict[Path, set[int]] = {
         Path(f).resolve(): {*(data.lines(f) or ())} for f in data.measured_files()
     }
