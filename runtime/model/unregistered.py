@@ -20,6 +20,8 @@ from shardwright.runtime.ranks.agreement import gather
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes with which torch keeps its books of a module."""
+HOLDERS = (Tensor, nn.Module, dict, list, tuple)
+"""Types of values that are or hold tensors in an order. Sets have none."""
 SAMPLES = 16
 """Numbers that are compared of each tensor."""
 CLOSE = 1e-3
@@ -50,9 +52,7 @@ def held_apart(model: nn.Module) -> Iterator[Held]:
 
 def _within(value: Any, path: str, known: set[int]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in a value, with their paths."""
-    if not isinstance(value, Tensor | nn.Module | dict | list | tuple):  # sets have no order
-        return
-    if id(value) in known:
+    if not isinstance(value, HOLDERS) or id(value) in known:
         return
     known.add(id(value))
     if isinstance(value, Tensor):

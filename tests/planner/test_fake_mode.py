@@ -1,15 +1,18 @@
 """Fake tensors on meta are as torch's own `FakeTensorMode` has them, the first time and again."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.record.fake_mode import OnMeta
+from shardwright.planner.trace.record.fake_mode import LikeReal, OnMeta
+from shardwright.planner.trace.trial import kept_results
 
 CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "promotes": lambda x, n: x * n,
@@ -85,6 +88,59 @@ def test_as_torch_has_it(name: str) -> None:
     want = said(FakeTensorMode(allow_non_fake_inputs=True), CALLS[name])
     mode = OnMeta()
     assert [said(mode, CALLS[name]) for _ in range(2)] == [want, want]
+
+
+class Kept(TorchFunctionMode):
+    """Keeps results of functions, as a dry run does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return kept_results.call(func, args, kwargs or {})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kept_results(name: str) -> None:
+    """A kept result is the same, and in the memory of the argument if the first was."""
+    want = said(OnMeta(), CALLS[name])
+    with Kept():
+        assert [said(OnMeta(), CALLS[name]) for _ in range(2)] == [want, want]
+
+
+def test_results_that_are_not_kept() -> None:
+    """Results with gradients or values are computed; a view starts where its base starts."""
+    mode = OnMeta()
+    x = mode.fake(torch.empty(2, 8, device="meta"), requires_grad=True)
+    with mode, Kept():
+        with torch.no_grad():
+            assert [(x * 2).requires_grad for _ in range(2)] == [False, False]
+        assert (x * 2).requires_grad and (x * 2).grad_fn is not None
+        with torch.no_grad():
+            starts = [part.view(4, 2).storage_offset() for part in (x[1:], x[:1])]
+            assert starts == [8, 0]
+            assert x.float() is x and x.float() is x
+            assert functional.relu(x, inplace=True) is x
+            assert functional.relu(x, inplace=True) is x
+    seen = LikeReal()
+    with seen, Kept(), torch.no_grad():
+        n = torch.arange(3, device="meta")
+        unknown = torch.empty(3, dtype=torch.int64, device="meta")
+        values = [seen.known.value(x + 1) for x in (unknown, unknown, n, n)]
+        assert [v is not None and v.tolist() for v in values] == [False, False, *[[1, 2, 3]] * 2]
+        assert seen.known.value(unknown + n) is None
+
+
+class Recording(int):
+    """A number whose reads matter."""
+
+    def __hash__(self) -> int:
+        raise AssertionError("it is read")
+
+
+def test_kept_results_read_no_number() -> None:
+    """A number of another class than int is not compared with those of earlier calls."""
+    mode = OnMeta()
+    x = mode.fake(torch.empty(2, 8, device="meta"))
+    with mode, Kept(), torch.no_grad():
+        assert [(x * Recording(3)).shape for _ in range(2)] == [x.shape, x.shape]
 
 
 def test_default_dtype() -> None:

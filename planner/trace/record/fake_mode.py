@@ -74,9 +74,16 @@ VIEWS = {
 }
 """Frequent ops that return the memory of their first tensor in the same dtype."""
 
-_kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype, int]] = {}
-"""Op and arguments -> shape, strides and dtype of the tensor that the op returned. For `VIEWS` also
-where it begins, counted from where the first tensor begins."""
+PLAIN_TYPES = frozenset(
+    (int, float, bool, str, type(None))
+    + (torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+"""Types of arguments besides tensors for which results are cached. Subclasses of numbers may record
+that they are read."""
+
+_kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype, int | None]] = {}
+"""Op and arguments -> shape, strides and dtype of the tensor that the op returned. If it is in the
+memory of the first tensor also where it begins, counted from where the first tensor begins."""
 
 
 class OnMeta(FakeTensorMode):
@@ -121,17 +128,9 @@ class OnMeta(FakeTensorMode):
             here = types or kwargs.get("device") == META
             if not (here and isinstance(func, OpOverload) and func.namespace == "aten"):
                 raise Elsewhere
-            key = func, torch.get_default_dtype(), self._described(args, kwargs)
-            kept, given = _kept.get(key), key  # some arguments cannot be in a key
-            if kept is not None:
-                shape, stride, dtype, start = kept
-                with _DisableTorchDispatch():
-                    if func in VIEWS:
-                        start += args[0].storage_offset()
-                        made = torch.as_strided(args[0], shape, stride, start)
-                    else:
-                        made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
-                return self.fake(made)
+            given = self.key(func, args, kwargs)
+            if (kept := self.kept(given, args)) is not None:
+                return kept
             if not by_kernel(func):
                 raise Elsewhere
             with in_kernel_invocation_manager(self):
@@ -142,13 +141,23 @@ class OnMeta(FakeTensorMode):
             if there is not args:
                 return args[0] if _gives_first(func) else made
             if given and type(made) is FakeTensor and self.is_plain(made) and makes_new(func):
-                _keep(given, made, 0)
+                keep(given, made, None)
             return made
-        if type(made) is Tensor and func in VIEWS:
-            _keep(given, made, made.storage_offset() - args[0].storage_offset())
-        elif type(made) is Tensor and makes_new(func):
-            _keep(given, made, 0)
+        if type(made) is Tensor and (func in VIEWS or makes_new(func)):
+            keep(given, made, args[0] if func in VIEWS else None)
         return self._faked(made)
+
+    def kept(self, key: Hashable, args: Sequence[Any]) -> FakeTensor | None:
+        """Return the result of an earlier call with this `key` anew; None if there is none."""
+        if (found := _kept.get(key)) is None:
+            return None
+        shape, stride, dtype, start = found
+        with _DisableTorchDispatch():
+            if start is None:
+                made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+            else:
+                made = torch.as_strided(args[0], shape, stride, args[0].storage_offset() + start)
+        return self.fake(made)
 
     def moved(
         self, func: Any, args: Any, kwargs: Any, move: Callable[[Tensor], Tensor]
@@ -177,26 +186,26 @@ class OnMeta(FakeTensorMode):
             made = torch.empty_strided(shape, stride, dtype=value.dtype, device=META)
         return self.fake(made)
 
-    def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key of the arguments that determines the shapes of results.
+    def key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """Return a key of a call that determines the shapes of results.
 
         Raises:
-            Elsewhere: a tensor is not a fake tensor of this mode, on meta and without a value.
+            Elsewhere: a tensor is not plain, or an argument is of another type.
         """
         device = kwargs.get("device")
         if device is not None and device != META:
             raise Elsewhere
         found = [self._tensor_or_number(v) for v in args]
         found += [(k, self._tensor_or_number(v)) for k, v in kwargs.items()]
-        return tuple(found)
+        return func, torch.get_default_dtype(), tuple(found)
 
     def _tensor_or_number(self, value: Any) -> Hashable:
         if type(value) is FakeTensor and self.is_plain(value):
             return value.shape, value.stride(), value.dtype
-        if isinstance(value, Tensor):
-            raise Elsewhere
         if isinstance(value, (tuple, list)):
             return tuple(map(self._tensor_or_number, value))
+        if type(value) not in PLAIN_TYPES:
+            raise Elsewhere
         return type(value), value
 
     def _faked(self, made: Any) -> Any:
@@ -223,13 +232,16 @@ class OnMeta(FakeTensorMode):
         return out
 
     def is_plain(self, value: FakeTensor) -> bool:
-        """Return whether a fake tensor is of this mode, on meta and without a value."""
-        return value.fake_mode is self and value.fake_device == META and value.constant is None
+        """Return whether a fake tensor is of this mode, on meta, strided and without a value."""
+        here = value.fake_mode is self and value.fake_device == META
+        return here and value.constant is None and value.layout == torch.strided
 
 
-def _keep(given: Hashable, made: Tensor, start: int) -> None:
+def keep(key: Hashable, made: Tensor, first: Tensor | None) -> None:
+    """Keep the result of a call; with `first`, it is in the memory of this first argument."""
     if made.layout == torch.strided and len(_kept) < MAX_CACHED_RESULTS:
-        _kept[given] = made.shape, made.stride(), made.dtype, int(start)
+        start = None if first is None else int(made.storage_offset() - first.storage_offset())
+        _kept[key] = made.shape, made.stride(), made.dtype, start
 
 
 class TooManyOps(Exception):

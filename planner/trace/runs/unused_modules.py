@@ -54,9 +54,10 @@ def told_apart(root: nn.Module, runs: Sequence[Run]) -> frozenset[str]:
 
     These must not be folded. `runs` are those of `more_runs`.
     """
-    stacks, found = find_stacks(root), set[str]()
+    runs, found = [run for run in runs if run.module], set[str]()
+    stacks = find_stacks(root) if runs else []
     for run in runs:
-        paths = [s.path for s in stacks if run.module and is_within(s.path, run.module)]
+        paths = [s.path for s in stacks if is_within(s.path, run.module)]
         if not paths:
             continue
         with suppress(Exception):  # that is found out when it is traced

@@ -52,15 +52,19 @@ class Contents:
     """Snapshot of the containers and objects among `values`, recursively."""
 
     def __init__(self, values: list[Any]) -> None:
-        self._before = [(value, _copied(value)) for value in _within(values)]
+        found = _within(values)
+        self._empty = [v for v in found if type(v) in CONTAINERS and not v]
+        """Most of them: functions without attributes. One call tells whether all still are."""
+        self._before = [(v, _copied(v)) for v in found if type(v) not in CONTAINERS or v]
 
     def changed(self) -> bool:
         """Return whether a container or object holds something else now."""
-        return any(_differs(_contents(value), before) for value, before in self._before)
+        return any(self._empty) or any(_differs(_contents(v), b) for v, b in self._before)
 
     def now_other(self) -> list[Any]:
         """Return what the containers and objects that changed hold now."""
-        changed = (now for v, b in self._before if _differs(now := _contents(v), b))
+        changed = [now for v, b in self._before if _differs(now := _contents(v), b)]
+        changed += filter(None, self._empty)
         return [x for now in changed for x in (now.values() if isinstance(now, dict) else now)]
 
     def entries(self, wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Callable[[Any], None]]]:
@@ -74,6 +78,8 @@ class Contents:
 
     def restore(self) -> None:
         """Restore the contents."""
+        for value in filter(None, self._empty):
+            value.clear()
         for value, before in self._before:
             _restore(value, before)
 

@@ -351,7 +351,9 @@ class _Reached:
             self._keep(Slot(cell))
         if function.__defaults__:
             self.slots.append(Slot(function, "__defaults__"))
-        self.held += [function.__kwdefaults__ or {}, vars(function), *(function.__defaults__ or ())]
+        self.held += [vars(function), *(function.__defaults__ or ())]
+        if function.__kwdefaults__:
+            self.held.append(function.__kwdefaults__)
 
     def _visit_names(self, owner: Any) -> None:
         for name in _names_of(owner):

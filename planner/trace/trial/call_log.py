@@ -31,6 +31,7 @@ from shardwright.planner.trace.sizes.size_functions import (
     counts_of,
     numbers_of,
 )
+from shardwright.planner.trace.trial import kept_results
 from shardwright.planner.trace.trial.origins import (
     UNKNOWN,
     Origin,
@@ -141,7 +142,11 @@ class Notes(TorchFunctionMode):
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
         counts = places or name in CUTTING or name not in MOVING
         logs = self.entered and counts and not _from_runtime()
-        made = self._log(func, name, places, args, kwargs) if logs else func(*args, **kwargs)
+        if logs:
+            self._log(name, places, args, kwargs)
+        made = kept_results.call(func, args, kwargs)
+        if logs and name in CUTTING:
+            self.found[self.entered[-1]].append(Call(PIECES + name, (len(made),)))
         if name in MOVING and args:
             keep_origin(made, args[1] if name == "embedding" and len(args) > 1 else args[0])
         elif logs:
@@ -152,10 +157,9 @@ class Notes(TorchFunctionMode):
             set_origin(_changed(name, args, made), UNKNOWN)
         return made
 
-    def _log(self, func: Any, name: str, places: bool, args: Any, kwargs: Any) -> Any:
-        """Make a call and log it."""
-        module = self.entered[-1]
-        found = self.found.setdefault(module, [])
+    def _log(self, name: str, places: bool, args: Any, kwargs: Any) -> None:
+        """Log a call of the module that runs, before it is made."""
+        found = self.found.setdefault(self.entered[-1], [])
         if places:
             self._note_places(name, args, kwargs)
         if name not in MOVING:
@@ -163,10 +167,6 @@ class Notes(TorchFunctionMode):
             numbers = tuple(_numbers([*args, *kwargs.values()], kinds))
             numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
             found.append(Call(name, numbers, origins_of((args, kwargs))))
-        made = func(*args, **kwargs)
-        if name in CUTTING:
-            found.append(Call(PIECES + name, (len(made),)))
-        return made
 
     def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
         """Log which elements of a tensor are taken."""
