@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import simplify
@@ -43,6 +44,11 @@ class Layouts:
             for k, d in enumerate(self.states.axes.dims[name])
         ]
         return self._spread(name, dims)
+
+    @cached_property
+    def traced_dims(self) -> dict[str, tuple[layout.Dim, ...]]:
+        """The dims of every tensor of the graph with the sizes of the trace."""
+        return {name: self.traced(name) for name in self.graph.tensors}
 
     def placement(self, name: str, state: State | None = None, stored: bool = False) -> Placement:
         """Return the placement of a tensor. Run-time sizes are left open unless it is `stored`."""

@@ -68,7 +68,10 @@ def leaves_of(dim: Dim) -> list[Dim]:
     dim = find(dim)
     if dim.kind == ATOM:
         return [dim]
-    return [leaf for child in dim.children for leaf in leaves_of(child)]
+    leaves: list[Dim] = []
+    for child in map(find, dim.children):
+        leaves += [child] if child.kind == ATOM else leaves_of(child)
+    return leaves
 
 
 def factors_of(dim: Dim) -> Iterator[Dim]:

@@ -79,7 +79,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     """
     several = bool(layouts.states.sub.table())
     every = _without_ep(task.ranks(layouts.states)) if several else corners(task, layouts)
-    dims = _traced(layouts)
+    dims = layouts.traced_dims
     root, ranks = task.source.module, _unlike(every, dims)
     attributes, sizes = local_sizes(task.graph, dims, ranks, layouts.dim, sizes_of_layers(root))
     return module_plans(root, layouts, attributes, sizes)
@@ -90,7 +90,7 @@ def unmet_sizes(task: Task, layouts: Layouts) -> list[tuple[SizeArgument, int, i
 
     These are the sizes that a runtime must change before the code can run on local tensors.
     """
-    return unmet(task.graph, _traced(layouts), corners(task, layouts))
+    return unmet(task.graph, layouts.traced_dims, corners(task, layouts))
 
 
 def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> list[Coords]:
@@ -130,7 +130,7 @@ def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -
     Returns:
         The first mismatch, or None.
     """
-    traced = _traced(layouts)
+    traced = layouts.traced_dims
     distinct = {id(d): d for dims in traced.values() for d in dims}
     ran: list[dict[str, tuple[int, ...]]] = []
     for at in corners(task, layouts):
@@ -143,7 +143,3 @@ def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -
             if (mismatch := run.mismatch(plan, at, sizes, every_block)) is not None:
                 return mismatch
     return None
-
-
-def _traced(layouts: Layouts) -> dict[str, tuple[Dim, ...]]:
-    return {n: layouts.traced(n) for n in layouts.graph.tensors}
