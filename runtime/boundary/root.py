@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from shardwright.runtime.calls.batching import init_continuous_batching
 from shardwright.runtime.calls.stopping import stopping_as_first
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.code.model_objects import has_forward
-from shardwright.runtime.code.names_in_code import names_it_reads
+from shardwright.runtime.code.names_in_code import names_read
 from shardwright.runtime.communication.generators import draw_as_first
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import average_gradients
@@ -288,6 +288,7 @@ def wrap_root(
         shared.prove(calls)
     draw = [model.get_submodule(path) for path, b in found.items() if b.draws is not None]
     apart = {id(within) for module in draw for within in module.modules()}
+    reads = cache(names_read)  # once for all blocks of a kind
     for path, module in model.named_modules():
         boundary = boundary_of(module) or ModuleBoundary(mesh, module, path)
         boundary.model, boundary.call = shared, shared.call
@@ -299,7 +300,7 @@ def wrap_root(
             put_class(model, boundary, RootModule, *bases, named=boundary.shown_class)
         elif not boundary.bases:
             own: Any = type(module)
-            front = LocalModule if boundary.draws_apart else front_for(module)
+            front = LocalModule if boundary.draws_apart else front_for(module, reads)
             put_class(module, boundary, front, own, named=own)
             hooks.wrap_hooks(module)
 
@@ -317,7 +318,7 @@ def takes_own_rows(model: nn.Module) -> bool:
     return any(shared is not None and shared.own_rows is not None for shared in models)
 
 
-def front_for(module: nn.Module) -> type:
+def front_for(module: nn.Module, reads: Callable[[type, frozenset[type]], set[str]]) -> type:
     """The class to put in front of that of a module that the plan does not change.
 
     This is `LocalModule` if the module's forward may see sharded parameters or buffers. If not, the
@@ -327,5 +328,6 @@ def front_for(module: nn.Module) -> type:
         return BoundaryModule
     own = any(p is not None for p in (*module._parameters.values(), *module._buffers.values()))
     inner = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
-    local = own or not inner.isdisjoint(names_it_reads(module))
+    kinds = frozenset(map(type, module.modules()))
+    local = own or not inner.isdisjoint(reads(type(module), kinds))
     return LocalModule if local else BoundaryModule

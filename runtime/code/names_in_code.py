@@ -56,15 +56,16 @@ def forwards_of(model: nn.Module) -> list[FunctionType]:
     return [*held, *(f for f in functions if f.__name__ in names)]
 
 
-def names_it_reads(module: nn.Module) -> set[str]:
-    """The names in a module's own methods, and in those methods of modules in it that they call.
+def names_read(own: type, kinds: frozenset[type]) -> set[str]:
+    """The names in methods of a module's `own` class, and in those methods that these call.
 
-    What a forward of a module in it reads is left out.
+    They call methods of `kinds`, the classes of all modules in the module. What a forward of a
+    module in it reads is left out.
     """
-    functions = methods_of(type(m) for m in module.modules())
+    functions = methods_of(kinds)
     of = grouped((f.__name__, f) for f in functions if f.__name__ not in ("forward", "__call__"))
-    own = {*names_in(f.__code__ for f in methods_of([type(module)]))}
-    return own | _reached(of, own)
+    names = {*names_in(f.__code__ for f in methods_of([own]))}
+    return names | _reached(of, names)
 
 
 def _reached(of: dict[str, list[FunctionType]], first: Iterable[str]) -> set[str]:
