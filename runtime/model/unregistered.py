@@ -7,7 +7,6 @@ builds the model draws its own. So it does with a buffer of `torch.randn(n)` tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from math import isclose, isnan
 from typing import Any, NamedTuple
 
@@ -41,9 +40,10 @@ class Held(NamedTuple):
 
 def held_apart(model: nn.Module) -> Iterator[Held]:
     """Yield each tensor that an attribute holds and that torch has not registered, once."""
-    known: set[int] = {id(m) for m in model.modules()}
-    known |= {id(t) for t in chain(model.parameters(), model.buffers())}
-    for path, module in model.named_modules():
+    modules = [*model.named_modules()]
+    known = {id(module) for _, module in modules}
+    known |= {id(t) for _, m in modules for t in (*m._parameters.values(), *m._buffers.values())}
+    for path, module in modules:
         for name, value in list(vars(module).items()):
             if name not in OF_TORCH:
                 for at, tensor in _within(value, name, known):
