@@ -42,6 +42,18 @@ class Asks(Chunked):
         return super().forward(x) * float(seen[-1])
 
 
+class Filled(Chunked):
+    """It fills an uninitialized tensor with offsets, and takes rows by them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.tensor([x.shape[1] - 2, 2])
+        offsets = torch.empty(lengths.size(), dtype=lengths.dtype)
+        offsets[0] = 0
+        offsets[1:] = lengths.cumsum(0)[:-1]
+        order = torch.cat([torch.arange(offsets[1], offsets[1] + 2), torch.arange(offsets[1])])
+        return super().forward(x[:, order])
+
+
 class OfData(Chunked):
     """It computes with a number that only data has."""
 
@@ -60,7 +72,7 @@ class Top(nn.Module):
         return self.head(self.inner(x))
 
 
-@pytest.mark.parametrize("make", [Chunked, Asks])
+@pytest.mark.parametrize("make", [Chunked, Asks, Filled])
 def test_what_is_asked_of_constants(make: Callable[[], nn.Module]) -> None:
     """Such a module is traced and split, and right for other lengths than the traced one."""
     model = Top(make()).double().eval()
