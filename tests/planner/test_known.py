@@ -50,8 +50,8 @@ class Filled(Chunked):
         offsets = torch.empty(lengths.size(), dtype=lengths.dtype)
         offsets[0] = 0
         offsets[1:] = lengths.cumsum(0)[:-1]
-        order = torch.cat([torch.arange(offsets[1], offsets[1] + 2), torch.arange(offsets[1])])
-        return super().forward(x[:, order])
+        last = int(offsets[1])
+        return super().forward(x[:, [last, last + 1, *range(last)]])
 
 
 class OfData(Chunked):
