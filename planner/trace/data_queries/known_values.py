@@ -69,7 +69,7 @@ class KnownValues:
             with suppress(DynamicOutputShapeException, DataDependentOutputException):
                 return fake(), False
         all_known = func in LIFTED or all(t in self for t in given)
-        known = all_known and DRAWS not in func.tags
+        known = all_known and DRAWS not in func.tags and "empty" not in func.__name__
         fixed = not known or (bool(given) and not any(t in self._varying for t in given))
         sizes = OF_SIZES.get()
         fixed = fixed and not (sizes or (func in LIFTED and sizes is not None))
@@ -100,10 +100,7 @@ class KnownValues:
         elif known:
             most = max(MAX_ELEMENTS, *(t.numel() + 1 for t in given), 0)
             small = sum(t.numel() for t in tensors_in(out)) < most
-            if small and "empty" in func.__name__:
-                made = _cleared(out)
-            else:
-                made = self._computed(func, args, kwargs) if small else None
+            made = self._computed(func, args, kwargs) if small else None
         else:
             made = None
         if made is None:
@@ -120,6 +117,13 @@ class KnownValues:
         self._ids.add(id(tensor))
         if not fixed:
             self._varying[tensor] = True
+
+    def keep_uninitialized(self, indices: Tensor) -> None:
+        """Note zeros as the values of indices that code fills later: any values are right."""
+        whole = not (indices.dtype.is_floating_point or indices.dtype.is_complex)
+        if whole and indices.numel() < MAX_ELEMENTS:
+            with on_data():
+                self.keep(indices, torch.zeros(indices.shape, dtype=indices.dtype), fixed=False)
 
     def keep_number(self, buffer: Tensor, value: Tensor) -> None:
         """Note the value of a buffer that is one number: code may write to the buffer."""
@@ -192,17 +196,6 @@ def on_data() -> Iterator[None]:
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _cleared(out: Tensor) -> Tensor | None:
-    """Return zeros as the values of an uninitialized tensor of indices, or None for other tensors.
-
-    Any values are right for it: code that reads some has written them before.
-    """
-    if out.dtype.is_floating_point or out.dtype.is_complex:
-        return None
-    with on_data():
-        return torch.zeros(out.shape, dtype=out.dtype)
 
 
 def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:

@@ -69,6 +69,9 @@ JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __get
 """Functions whose results have new lengths, computed from the lengths of their operands."""
 
 
+UNINITIALIZED = {"empty", "new_empty", "empty_like"}
+
+
 class DataQueries(TorchFunctionMode):
     """Mode that answers queries of model code about tensors without data.
 
@@ -119,6 +122,8 @@ class DataQueries(TorchFunctionMode):
                 return self._split(func, *args, **kwargs)
             raise NeedsData(f"{name} is called with a number that depends on data")
         out = func(*args, **kwargs)
+        if name in UNINITIALIZED and model_frame(calls_itself=True) is not None:
+            self.values.keep_uninitialized(inner(out))
         if self.selects and name in JOINING:
             _refuse_joined((args, kwargs), out)
         return out

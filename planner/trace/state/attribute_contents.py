@@ -54,7 +54,8 @@ class Contents:
     def __init__(self, values: list[Any]) -> None:
         found = _within(values)
         self._empty = [v for v in found if type(v) in CONTAINERS and not v]
-        """Most of them: functions without attributes. One call tells whether all still are."""
+        """Empty containers: most are the attributes of functions. One call tells whether all still
+        are empty."""
         self._before = [(v, _copied(v)) for v in found if type(v) not in CONTAINERS or v]
 
     def changed(self) -> bool:
