@@ -322,7 +322,7 @@ def front_for(module: nn.Module, reads: Callable[[type, frozenset[type]], set[st
     """The class to put in front of that of a module that the plan does not change.
 
     This is `LocalModule` if the module's forward may see sharded parameters or buffers. If not, the
-    forward need not know whether a planned call runs.
+    forward need not know whether a planned call runs. `reads` is `names_read`, or a cache of it.
     """
     if not has_forward(module):
         return BoundaryModule

@@ -120,8 +120,8 @@ class KnownValues:
 
     def keep_uninitialized(self, indices: Tensor) -> None:
         """Note zeros as the values of indices that code fills later: any values are right."""
-        whole = not (indices.dtype.is_floating_point or indices.dtype.is_complex)
-        if whole and indices.numel() < MAX_ELEMENTS:
+        integral = not (indices.dtype.is_floating_point or indices.dtype.is_complex)
+        if integral and indices.numel() < MAX_ELEMENTS:
             with on_data():
                 self.keep(indices, torch.zeros(indices.shape, dtype=indices.dtype), fixed=False)
 
@@ -142,8 +142,8 @@ class KnownValues:
 
     def drop(self, tensor: Tensor) -> None:
         """Forget the values of `tensor` and of all tensors that share its memory."""
-        place = _place(tensor)
-        for one in [t for t in self._values if _place(t) == place]:
+        memory = place(tensor)
+        for one in [t for t in self._values if place(t) == memory]:
             del self._values[one]
 
     def same(self, made: Tensor, given: Tensor) -> None:
@@ -194,7 +194,8 @@ def on_data() -> Iterator[None]:
         yield
 
 
-def _place(tensor: Tensor) -> int:
+def place(tensor: Tensor) -> int:
+    """Return a number for the memory of a tensor; views of it have the same."""
     return tensor.untyped_storage()._cdata
 
 

@@ -68,8 +68,8 @@ OF_LEAVES = (torch.Tensor.grad, torch.Tensor.is_leaf, torch.Tensor.grad_fn)
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
 """Functions whose results have new lengths, computed from the lengths of their operands."""
 
-
 UNINITIALIZED = {"empty", "new_empty", "empty_like"}
+"""Functions whose results model code fills itself."""
 
 
 class DataQueries(TorchFunctionMode):

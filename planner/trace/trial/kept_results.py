@@ -19,6 +19,7 @@ from torch._C import (  # pyright: ignore
 from torch._subclasses import FakeTensor
 from torch.nn import functional
 
+from shardwright.planner.trace.data_queries.known_values import place
 from shardwright.planner.trace.record.fake_mode import Elsewhere, OnMeta, keep
 from shardwright.planner.trace.record.op_tensors import tensors_in
 
@@ -53,14 +54,9 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kept
     out = func(*args, **kwargs)
     if type(out) is FakeTensor and mode.is_plain(out) and not out.dtype.is_complex:
-        place = _place(out)
-        shared = [x for x in given if _place(x) == place]
+        shared = [x for x in given if place(x) == place(out)]
         if not shared:
             keep(key, out, None)
         elif len(shared) == 1 and shared[0] is args[0] is not out and out.dtype == args[0].dtype:
             keep(key, out, args[0])
     return out
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
