@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -150,7 +150,7 @@ def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     return out
 
 
-def made_once(table: dict[K, T], key: K, make: Callable[[], T]) -> T:
+def made_once(table: MutableMapping[K, T], key: K, make: Callable[[], T]) -> T:
     """Return the entry of a table. An entry that is missing is made first."""
     if key not in table:
         table[key] = make()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from shardwright.planner.contract.length_comparisons import (
     OPPOSITE,
@@ -14,6 +15,7 @@ from shardwright.planner.contract.length_comparisons import (
     numbers_in,
     sizes_in,
 )
+from shardwright.planner.contract.names import made_once
 from shardwright.planner.graph.axes import Axes, Dim, leaves_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.lost_lengths import varying
@@ -30,6 +32,11 @@ LOOPS = 4
 
 MAX_NAMED = 4
 """Lengths in a comparison; a product of them is the number of elements of an argument."""
+
+
+Compared = tuple[dict[str, str], dict[str, set[str]]]
+
+_known: WeakKeyDictionary[Axes, Compared] = WeakKeyDictionary()
 
 
 def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
@@ -58,7 +65,12 @@ def keep_beside_unguarded(graph: Graph, axes: Axes) -> None:
     marks.decided_unseen |= {name for name, module in marks.beside_tests if module in modules}
 
 
-def _compared(graph: Graph, axes: Axes) -> tuple[dict[str, str], dict[str, set[str]]]:
+def _compared(graph: Graph, axes: Axes) -> Compared:
+    """Return the comparisons of a graph with these axes; they are computed once."""
+    return made_once(_known, axes, lambda: _comparisons(graph, axes))
+
+
+def _comparisons(graph: Graph, axes: Axes) -> Compared:
     """Return the comparisons that calls are checked for, and others, with modules that make them.
 
     Others are those of one length, which is neither 1 nor one of a cache. Code also compares masks

@@ -69,8 +69,13 @@ def leaves_of(dim: Dim) -> list[Dim]:
     if dim.kind == ATOM:
         return [dim]
     leaves: list[Dim] = []
-    for child in map(find, dim.children):
-        leaves += [child] if child.kind == ATOM else leaves_of(child)
+    for child in dim.children:
+        if child.parent is not None:
+            child = find(child)
+        if child.kind == ATOM:
+            leaves.append(child)
+        else:
+            leaves += leaves_of(child)
     return leaves
 
 

@@ -134,10 +134,17 @@ def join(
     rest, both = pick([b.scope.index(v) for v in extra]), (*a.scope, *extra)
     merge, at = pick([both.index(v) for v in scope]), None if drop is None else both.index(drop)
     matches = grouped((key_b(values), (rest(values), front)) for values, front in b.rows.items())
+    partners = [matches.get(key_a(values), ()) for values in a.rows]
+    if sum(map(len, partners)) > limit or prune is hull and limit < sum(
+        max(len(front), len(other))  # the least that `summed` returns
+        for front, others in zip(a.rows.values(), partners, strict=True)
+        for _, other in others
+    ):  # fmt: skip
+        return None
     rows: dict[Key, Front] = {}
     count = 0
-    for values, front in a.rows.items():
-        for more, other in matches.get(key_a(values), ()):
+    for (values, front), others in zip(a.rows.items(), partners, strict=True):
+        for more, other in others:
             row = values + more
             if len(front) > 1 < len(other) and prune is hull:
                 found = summed(front, other)

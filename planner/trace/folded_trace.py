@@ -295,7 +295,7 @@ def _folded(
 def _unfoldable(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str]) -> Unfoldable | None:
     """Return why a graph cannot be folded, if it cannot; it stays as it is."""
     try:
-        unfold(fold(graph.copied_for_folding(), stacks, shared))
+        unfold(fold(graph.copied_for_folding(), stacks, shared), alike=3)
     except Unfoldable as error:
         return error
     return None

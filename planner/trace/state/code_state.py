@@ -162,7 +162,8 @@ class Snapshot:
         each = zip(slots, self._values, functions, strict=True)
         self.cached = [(slot, value) for slot, value, f in each if isinstance(f, LruCache)]
         self.caches = [getattr(f, "cached", f) for f in functions if isinstance(f, CACHES)]
-        self.contents = Contents([*held, *filter(_may_hold, self._values)])
+        may_hold = {kind for kind in {*map(type, self._values)} if _may_hold(kind)}
+        self.contents = Contents([*held, *(v for v in self._values if type(v) in may_hold)])
 
     @functools.cached_property
     def _lists(self) -> list[tuple[Any, Callable[[Any], None]]]:
@@ -388,13 +389,13 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(name for c in codes_in(code) for name in c.co_names)
 
 
-def _may_hold(value: Any) -> bool:
-    """Return whether a value is a container, or an object whose class is outside `LIBRARIES`.
+def _may_hold(kind: type) -> bool:
+    """Return whether a type is a container, or a class outside `LIBRARIES`.
 
     Containers of the planner, which wraps modules while it runs them, do not count.
     """
-    module = type(value).__module__
-    return not _of_library(module) or (isinstance(value, CONTAINERS) and not _of_planner(module))
+    module = kind.__module__
+    return not _of_library(module) or (issubclass(kind, CONTAINERS) and not _of_planner(module))
 
 
 def _of_planner(module: str | None) -> bool:
