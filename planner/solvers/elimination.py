@@ -135,11 +135,11 @@ def join(
     merge, at = pick([both.index(v) for v in scope]), None if drop is None else both.index(drop)
     matches = grouped((key_b(values), (rest(values), front)) for values, front in b.rows.items())
     partners = [matches.get(key_a(values), ()) for values in a.rows]
-    if sum(map(len, partners)) > limit or prune is hull and limit < sum(
-        max(len(front), len(other))  # the least that `summed` returns
-        for front, others in zip(a.rows.values(), partners, strict=True)
-        for _, other in others
-    ):  # fmt: skip
+    fewest = sum(map(len, partners))  # points of the joined table
+    if prune is hull and fewest <= limit:  # `summed` returns as many as the longer front, or more
+        fronts = zip(a.rows.values(), partners, strict=True)
+        fewest = sum(max(len(front), len(other)) for front, found in fronts for _, other in found)
+    if fewest > limit:
         return None
     rows: dict[Key, Front] = {}
     count = 0
