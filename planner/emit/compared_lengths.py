@@ -36,7 +36,7 @@ MAX_NAMED = 4
 
 Compared = tuple[dict[str, str], dict[str, set[str]]]
 
-_known: WeakKeyDictionary[Axes, Compared] = WeakKeyDictionary()
+_by_axes: WeakKeyDictionary[Axes, Compared] = WeakKeyDictionary()
 
 
 def compared_lengths(graph: Graph, axes: Axes) -> dict[str, str]:
@@ -67,7 +67,7 @@ def keep_beside_unguarded(graph: Graph, axes: Axes) -> None:
 
 def _compared(graph: Graph, axes: Axes) -> Compared:
     """Return the comparisons of a graph with these axes; they are computed once."""
-    return made_once(_known, axes, lambda: _comparisons(graph, axes))
+    return made_once(_by_axes, axes, lambda: _comparisons(graph, axes))
 
 
 def _comparisons(graph: Graph, axes: Axes) -> Compared:

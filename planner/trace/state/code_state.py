@@ -162,8 +162,9 @@ class Snapshot:
         each = zip(slots, self._values, functions, strict=True)
         self.cached = [(slot, value) for slot, value, f in each if isinstance(f, LruCache)]
         self.caches = [getattr(f, "cached", f) for f in functions if isinstance(f, CACHES)]
-        may_hold = {kind for kind in {*map(type, self._values)} if _may_hold(kind)}
-        self.contents = Contents([*held, *(v for v in self._values if type(v) in may_hold)])
+        kinds = {id(type(v)): type(v) for v in self._values}  # a type need not be hashable
+        may_hold = {number for number, kind in kinds.items() if _may_hold(kind)}
+        self.contents = Contents([*held, *(v for v in self._values if id(type(v)) in may_hold)])
 
     @functools.cached_property
     def _lists(self) -> list[tuple[Any, Callable[[Any], None]]]:
