@@ -16,6 +16,9 @@ from shardwright.planner.solvers.problem import Factor, Problem, Result
 ENTRIES = 1 << 21
 """The most entries of all arrays together."""
 
+DIMS = 64
+"""Most dims of an array of NumPy. Variables with one value left take a dim, too."""
+
 
 def solve(
     problem: Problem,
@@ -27,7 +30,9 @@ def solve(
     """Minimise one component of a problem without caps; "unknown" if the arrays would be large."""
     sizes = [*map(len, problem.domains)]
     steps = [*_steps([set(f.scope) for f in problem.factors], sizes)]
-    if caps or sum(math.prod(sizes[w] for w in scope) for scope in steps) > ENTRIES:
+    entries = sum(math.prod(sizes[w] for w in scope) for scope in steps)
+    dims = max(map(len, (*steps, *(f.scope for f in problem.factors))), default=0)
+    if caps or entries > ENTRIES or dims > DIMS:
         return Result("unknown", None, 0)
     arrays = [(f.scope, _array(f, component, sizes)) for f in problem.factors]
     chosen = []

@@ -78,3 +78,10 @@ def test_bounds_hold_when_the_budget_runs_out(
     else:
         assert result.assignment is None
         assert best is None or result.bound <= best
+
+
+def test_a_factor_of_more_variables_than_an_array_has_dims_is_left_to_other_solvers() -> None:
+    problem = Problem(("cost",))
+    scope = [problem.variable(f"v{n}", 1) for n in range(dense.DIMS + 6)]
+    problem.factor("all", scope, [Row((0,) * len(scope), (3,))])
+    assert dense.solve(problem, 0, {}, None, 1.0).status == "unknown"
