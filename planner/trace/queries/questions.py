@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
@@ -143,22 +142,13 @@ def answered() -> Iterator[None]:
             names[name] = before
 
 
-def _bindings() -> list[tuple[dict[str, Any], str, Any]]:
-    """Return (namespace, name, query function) for each binding of a query function."""
-    spaces = [d for m in [*sys.modules.values()] if type(d := getattr(m, "__dict__", None)) is dict]
-    found = _found(tuple(map(id, spaces)), tuple(map(len, spaces)))
-    return [(names, name, question) for names, name, question in found if name in names]
+def _bindings() -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield (namespace, name, query function) for each binding of a query function.
 
-
-@lru_cache(maxsize=1)
-def _found(ids: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return the bindings in all Python modules, whose namespaces have these ids and sizes.
-
-    A module is searched again only if its number of names has changed: all modules together have
-    some hundred thousand names.
+    A Python module is searched again only if its number of names has changed: all modules together
+    have some hundred thousand names.
     """
-    every: list[tuple[dict[str, Any], str, Any]] = []
-    for module, names in [(n, getattr(m, "__dict__", None)) for n, m in [*sys.modules.items()]]:
+    for module, names in [(n, getattr(m, "__dict__", None)) for n, m in list(sys.modules.items())]:
         if type(names) is not dict:
             continue
         if (known := _bindings_of.get(module)) is None or known[0] != len(names):
@@ -166,5 +156,6 @@ def _found(ids: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[dict[str,
             values = list(names.items()) if searched else ()
             found = [(n, _by_id[id(v)]) for n, v in values if id(v) in _by_id]
             known = _bindings_of[module] = len(names), found
-        every += [(names, name, question) for name, question in known[1]]
-    return every
+        for name, question in known[1]:
+            if name in names:
+                yield names, name, question
