@@ -162,7 +162,7 @@ def _fit_heads(part: Any) -> None:
         return
     own = getattr(type(part), "ignore_keys_at_rope_validation", ())
     head = vars(part).get("head_dim") or width // heads
-    for each in (rope, *(v for v in rope.values() if isinstance(v, dict))):
+    for each in [v for v in rope.values() if isinstance(v, dict)] or [rope]:
         pairs = int(head * (each.get("partial_rotary_factor") or 1)) // 2
         section = each.get(MROPE) or [1, 1, 1] * (MROPE in own)
         if section and sum(section) != pairs and pairs >= len(section):

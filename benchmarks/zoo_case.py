@@ -86,9 +86,9 @@ def compared(
     """Compare one model on all ranks; every rank returns the same row.
 
     The split model has the unsharded one's weights. With `saved`, the unsharded model is saved
-    instead, and loaded in full by transformers and in parts by us. "fp8" and "int4" quantize
-    what was saved; then there are no gradients of weights. If no plan can be made, the row has the
-    error. Later errors are raised.
+    instead, planned from its directory, and loaded in full by transformers and in parts by us.
+    "fp8" and "int4" quantize what was saved; then there are no gradients of weights. If no plan can
+    be made, the row has the error. Later errors are raised.
     """
     begun = time.perf_counter()
     device = "cpu" if mesh.device_mesh is None else mesh.device_mesh.device_type
@@ -108,7 +108,11 @@ def compared(
     box: list[Any] = [None]
     if rank == 0:
         try:
-            box = [planning.proven(model, tp=tp, kwargs=whole.example).to_json()]
+            if saved:
+                plan = plan_directory(directory, tp, whole.dtype, **experts_of(model))
+            else:
+                plan = planning.proven(model, tp=tp, kwargs=whole.example)
+            box = [plan.to_json()]
         except ShardwrightError as error:
             box = [error]
     dist.broadcast_object_list(box)
@@ -159,6 +163,18 @@ def _read_again(case: Case, directory: str) -> Case:
     read: dict[str, Any] = {"config": config, "dtype": case.dtype, **experts_of(case.model)}
     model = type(case.model).from_pretrained(directory, **read).to(case.device)
     return replace(case, model=model, expected=reference(copy.deepcopy(model), case.inputs))
+
+
+def plan_directory(
+    directory: str,
+    tp: int,
+    dtype: torch.dtype | str | None,
+    experts_implementation: str | None = None,
+) -> Plan:
+    """Plan what lies in a directory, without a word on its inputs."""
+    config = read_config(directory)
+    config._experts_implementation = experts_implementation  # no config.json has it
+    return planning.proven(config, tp, dtype=dtype)
 
 
 def _load(case: Case, plan: Plan, directory: str, rank: int) -> Any:

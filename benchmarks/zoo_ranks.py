@@ -7,6 +7,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -89,11 +90,17 @@ class _Group:
         for each in self.jobs:
             each.put(job)
         kind, name = job
-        try:
-            row = self.results.get(timeout=PATIENCE * self.limit)
-        except queue.Empty:
-            error = f"no result in {PATIENCE * self.limit:.0f} s"
-            row = {"kind": kind, "name": name, "raised": "", "error": error}
+        until, error, row = time.monotonic() + PATIENCE * self.limit, "", None
+        while row is None and not error:
+            try:
+                row = self.results.get(timeout=1)
+            except queue.Empty:
+                codes = [process.exitcode for process in self.ranks]
+                if ended := [f"rank {r} ended with {c}" for r, c in enumerate(codes) if c]:
+                    error = ", ".join(ended)
+                elif time.monotonic() > until:
+                    error = f"no result in {PATIENCE * self.limit:.0f} s"
+        row = row or {"kind": kind, "name": name, "raised": "", "error": error}
         if "raised" in row:
             self.end()
         return row

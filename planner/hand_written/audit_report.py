@@ -28,7 +28,7 @@ from shardwright.planner.search.solution import SolverOptions, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.model.source import from_config
 
-TRIES = 4
+TRIES = 5
 """How many small models are tried, if the code of the first cannot run."""
 SECONDS = 60.0
 """How long a small model may be traced; twice as long at most."""

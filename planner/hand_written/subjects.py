@@ -7,7 +7,7 @@ The heads of models with several towers are left out: the configs of their tower
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -15,6 +15,16 @@ from shardwright.errors import ModelError, UsageError, first_line
 
 MODEL_CLASSES = ("ForCausalLM", "ForMaskedLM", "Model", "ForConditionalGeneration")
 """Endings of the classes that are tried, in this order, if no class has a table of its own."""
+
+FILLED: Mapping[str, Callable[[Any], int]] = {
+    "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
+    "num_key_value_heads": lambda config: config.num_attention_heads,
+    **dict.fromkeys(("n_routed_experts", "num_experts"), lambda _: 8),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts"), lambda _: 2),
+    "n_shared_experts": lambda _: 1,
+    "moe_intermediate_size": lambda config: config.intermediate_size,
+}
+"""Entries that some default configs leave open, though the code needs them -> usual numbers."""
 
 
 class Subject(NamedTuple):
@@ -25,6 +35,8 @@ class Subject(NamedTuple):
 
     def config(self) -> Any:
         """Return a config of default sizes that names the class of its model.
+
+        Sizes that it leaves open are filled in.
 
         Raises:
             ModelError: transformers has no model for it, or its defaults make no config.
@@ -37,6 +49,9 @@ class Subject(NamedTuple):
         except Exception as error:  # the class may raise anything
             raise ModelError(f"no config of default sizes: {first_line(error):.200}") from error
         config.architectures = [found[0].__name__]
+        for name, usual in FILLED.items():
+            if vars(config).get(name, 0) is None:
+                setattr(config, name, usual(config))
         return config
 
 

@@ -119,6 +119,9 @@ def buildable(model: Any, hub: Hub = USUAL) -> Any:
 def cut(config: Any, layers: int) -> Any:
     """Copy a transformers config with `layers` layers; lists with an entry per layer are cut too.
 
+    Counts of some of the layers, as of those that share a cache, are scaled where they are too
+    large for so few layers.
+
     Raises:
         UsageError: the config has fewer layers, or is not a config.
     """
@@ -138,6 +141,8 @@ def cut(config: Any, layers: int) -> Any:
             setattr(config, name, min(value, layers))
         elif isinstance(value, list) and len(value) == have:
             setattr(config, name, value[:layers])
+        elif "layers" in name and type(value) is int and layers <= value < have:
+            setattr(config, name, max(value * layers // have, 1))
     return whole
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n
 MIN_WIDTH = 16
 """Least width of a small model, so that heads and the dims that ranks split stay the same."""
 FACTORS = (16, 8, 4, 2, 1)
-LAYERS = (2, 4, 8, 16, 32, 1 << 20)
+LAYERS = (2, 4, 8, 16, 32)
 MAX_PARAMETERS = 1 << 28
 """Most parameters of a model that is run here."""
 
@@ -53,37 +54,31 @@ def small(config: Any, hub: Hub = USUAL) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def smaller_configs(config: Any, hub: Hub = USUAL) -> Iterator[Any]:
-    """Yield configs of smaller models with the same modules, the smallest first.
+    """Yield configs of smaller models with the same modules, the narrowest first, then `config`.
 
-    Their code may not run: widths may not fit together. The last is `config`.
+    Of each width, it is the one with the fewest layers. Its code may not run: widths may not fit
+    together.
     """
     want = _patterns(from_config(config, None, hub))
-    for smaller in _smaller(config):
-        try:
-            tried = from_config(smaller, None, hub)
-        except ModelError:  # widths do not fit together
-            continue
-        if _patterns(tried) == want:
-            yield smaller
+    for factor in FACTORS:
+        narrow = _narrowed(config, factor)
+        for smaller in () if narrow is None else _of_few_layers(narrow):
+            with suppress(ModelError):  # widths or layers do not fit together
+                if _patterns(from_config(smaller, None, hub)) == want:
+                    yield smaller
+                    break
+    yield config
 
 
 def _patterns(model: nn.Module) -> set[str]:
     return {pattern(name) for name, _ in model.named_parameters(remove_duplicate=False)}
 
 
-def _smaller(config: Any) -> Iterator[Any]:
-    """Yield configs of smaller models, the smallest first; the last is `config` itself."""
+def _of_few_layers(config: Any) -> Iterator[Any]:
+    """Yield copies with few layers, the fewest first, and at last all layers."""
     have = getattr(config.get_text_config(), "num_hidden_layers", None)
-    for factor in FACTORS:
-        narrow = _narrowed(config, factor)
-        if narrow is None:
-            continue
-        for layers in LAYERS if isinstance(have, int) else LAYERS[-1:]:
-            if isinstance(have, int) and layers < have:
-                yield cut(narrow, layers)
-            else:
-                yield narrow
-                break
+    yield from (cut(config, n) for n in LAYERS if isinstance(have, int) and n < have)
+    yield config
 
 
 def _narrowed(config: Any, factor: int) -> Any:

@@ -5,6 +5,7 @@ Buffers that are made from parameters and that checkpoints hold are on meta, lik
 
 from __future__ import annotations
 
+import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -199,7 +200,7 @@ def model_class(config: Any, hub: Hub = USUAL) -> Any:
     own = getattr(config, "auto_map", None)
     if own and hub.trusted:
         return _own_class(config, names[0], hub)
-    found = getattr(transformers, names[0], None)
+    found = getattr(transformers, names[0], None) or _unlisted(config, names[0])
     if isinstance(found, type) and issubclass(found, nn.Module):
         return found
     if own:
@@ -210,6 +211,17 @@ def model_class(config: Any, hub: Hub = USUAL) -> Any:
             "has it, or pass the class"
         )
     raise ModelError(f"transformers {transformers.__version__} has no class {names[0]:.80}: {todo}")
+
+
+def _unlisted(config: Any, name: str) -> Any:
+    """Return a class that transformers does not export, such as an encoder that was saved alone."""
+    package, _, file = type(config).__module__.rpartition(".configuration_")
+    if not package.startswith("transformers."):
+        return None
+    try:
+        return getattr(importlib.import_module(f"{package}.modeling_{file}"), name, None)
+    except ImportError:
+        return None
 
 
 def _causal(config: Any) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     BertForMaskedLM,
     BertModel,
     GPT2LMHeadModel,
@@ -134,6 +135,9 @@ def test_other_threads_build_as_ever() -> None:
 
 def test_model_class() -> None:
     assert model_class(PretrainedConfig(architectures=["LlamaForCausalLM"])) is LlamaForCausalLM
+    inner = CONFIG_MAPPING["deepseek_ocr2"]().vision_config.encoder_config
+    inner.architectures = ["DeepseekOcr2VisionEncoder"]  # transformers does not export it
+    assert model_class(inner).__name__ == "DeepseekOcr2VisionEncoder"
     with pytest.raises(ModelError, match=r'names no class: add "architectures"'):
         model_class(PretrainedConfig())
     with pytest.raises(ModelError, match="has no class NoSuchModel: check"):

@@ -26,6 +26,13 @@ def test_a_wrong_table_as_json(run: Run) -> None:
     assert row["fault"]["where"].startswith("activations.py:")
 
 
+def test_small_models_fit_together(run: Run) -> None:
+    """Sections of rotary angles must fit a head; one default config says no width of heads."""
+    result = run("audit", "transformers", "qwen2_vl_text", "ministral", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [row["verdict"] for row in json.loads(result.stdout)["rows"]] == ["right", "right"]
+
+
 def test_types_without_a_table_are_refused(run: Run) -> None:
     result = run("audit", "transformers", "llamma")
     assert result.exit_code == 2

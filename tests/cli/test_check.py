@@ -209,6 +209,13 @@ def test_cut_config_that_names_its_layers_otherwise() -> None:
     assert cut(GPT2Config(n_layer=6), 3).n_layer == 3
 
 
+def test_cut_config_shares_fewer_caches() -> None:
+    from transformers import Gemma3nTextConfig
+
+    config = Gemma3nTextConfig(num_hidden_layers=35, num_kv_shared_layers=15)
+    assert [cut(config, n).num_kv_shared_layers for n in (4, 14, 20)] == [1, 6, 15]
+
+
 @pytest.mark.parametrize("option", [["--layers", 1], ["--dtype", "float64"]])
 def test_options_that_need_numeric(run: Run, option: list[object]) -> None:
     result = run("check", "plan.json", "model", *option)

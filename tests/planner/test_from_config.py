@@ -114,6 +114,15 @@ CASES: dict[str, tuple[str, Callable[[], Any], Callable[[int], dict[str, Any]]]]
             "decoder_input_ids": tokens(b, 5)[..., None].expand(-1, -1, 3),
         },
     ),
+    "a row for each codebook": (
+        "MusicgenMelodyForCausalLM",
+        lambda: transformers.MusicgenMelodyDecoderConfig(
+            hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+            num_codebooks=2, vocab_size=96, max_position_embeddings=40, pad_token_id=95,
+            bos_token_id=95,
+        ),
+        lambda b: {"input_ids": tokens(2 * b, 7), "use_cache": False},
+    ),
 }  # fmt: skip
 
 

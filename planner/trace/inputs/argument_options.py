@@ -199,13 +199,14 @@ def _placed_patches(at: Subject, name: str) -> Iterator[Option]:
 
 
 def _tokens(at: Subject, name: str) -> Iterator[Option]:
-    """Yield token ids; fewer if a config has no positions for so many."""
+    """Yield token ids; fewer if a config has no positions for so many; those of codebooks."""
     most = (number(config, "max_position_embeddings") or TRACE_SEQ for config in at.configs)
     for length in (TRACE_SEQ,) if min(most) >= TRACE_SEQ else (TRACE_SEQ, SHORT):
         yield {name: _ids(TRACE_BATCH, length)}
     if books := number(at.configs[0], "num_codebooks"):
         yield {name: _ids(TRACE_BATCH, TRACE_SEQ, books)}
         yield {name: _ids(TRACE_BATCH, TRACE_SEQ, books + 1)}
+        yield {name: _ids(TRACE_BATCH * books, TRACE_SEQ)}
 
 
 def _ids(*shape: int) -> Tensor:
