@@ -26,7 +26,7 @@ Examples:
 def audit(
     ctx: click.Context, library: str, names: tuple[str, ...], tp: int, device: str, as_json: bool
 ) -> None:
-    """Check each tensor-parallel table of LIBRARY, or those of some model TYPEs, against our rules.
+    """Check each parallel table of LIBRARY, or those of some model TYPEs, against our rules.
 
     A small model of each default config is traced. No weights are read, and no ranks are started.
     The exit code is 1 if a table is wrong.
@@ -41,7 +41,7 @@ def audit(
     rows = []
     for i, subject in enumerate(found):
         with working(f"{i + 1} of {len(found)}: auditing {subject.name}"):
-            rows.append(report.audited(subject, tp, device))
+            rows.extend(report.audited(subject, tp, device))
     if as_json:
         click.echo(compact(report.as_json(rows, tp)))
     else:

@@ -79,21 +79,26 @@ def _judged(task: Task, rules: Rules, earlier: Formulation | None) -> Audited:
     except UsageError as error:
         return Audited(OPEN, Fault(str(error)))
     except InfeasibleError as error:
-        return _wrong(of_facts(task, error))
+        return wrong(of_facts(task, error))
     graph, certain = task.graph, without(formulation.network, CAUTION)
     found = first_fault(graph, of_values(certain))
     if isinstance(found, Fact):
-        return _wrong(of_fact(task, rules, found))
+        return wrong(of_fact(task, rules, found))
     found = first_fault(graph, certain)
     if isinstance(found, Fact):
-        return _wrong(of_gradient(task, rules, found), TRAINING)
+        return wrong(of_gradient(task, rules, found), TRAINING)
     layouts = Layouts(graph, formulation.costs.states, found)
     if unmet := unmet_sizes(task, layouts):  # transformers changes no attributes of modules
-        return _wrong(of_size(graph, *unmet[0]))
+        return wrong(of_size(graph, *unmet[0]))
     if not holds(certain, found):
         return _contradicted(task, certain)
     there = unfolded(task, layouts, formulation.costs)
     return Audited(RIGHT, predicted=predicted(task, layouts, there))
+
+
+def wrong(fault: Fault, how: str = WRONG) -> Audited:
+    """Return the verdict of a fault."""
+    return Audited(OPEN if fault.open else how, fault)
 
 
 def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
@@ -101,9 +106,5 @@ def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
     for part, how in ((of_values(network), WRONG), (network, TRAINING)):
         if contradiction := core(part.problem):
             facts = in_words([f.name for f in contradiction], task.graph, {})
-            return _wrong(of_facts(task, Contradiction("", facts)), how)
+            return wrong(of_facts(task, Contradiction("", facts)), how)
     return Audited(OPEN, Fault("no placements were found for all tensors"))
-
-
-def _wrong(fault: Fault, how: str = WRONG) -> Audited:
-    return Audited(OPEN if fault.open else how, fault)

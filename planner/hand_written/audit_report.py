@@ -1,4 +1,4 @@
-"""Audits the tables of transformers: one row for each config class, as a table and as JSON."""
+"""Audits the tables of transformers: one row for each, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.hand_written.audit import OPEN, RIGHT, TRAINING, WRONG, audit
 from shardwright.planner.hand_written.blame import Fault
 from shardwright.planner.hand_written.block_cuts import BLOCK, cuts_in_blocks
+from shardwright.planner.hand_written.expert_table import audit_experts
 from shardwright.planner.hand_written.subjects import Subject
 from shardwright.planner.on_ranks.small import smaller_configs
 from shardwright.planner.prepare import prepare
@@ -32,16 +33,18 @@ TRIES = 5
 """How many small models are tried, if the code of the first cannot run."""
 SECONDS = 60.0
 """How long a small model may be traced; twice as long at most."""
+TENSORS, EXPERTS = "tp", "ep"
 STYLES = {RIGHT: "green", WRONG: "red", TRAINING: "red", OPEN: "yellow"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of the table of one config class.
+    """What is known of one table of a config class.
 
     Attributes:
         name: The model type.
         architecture: The class of the model that was traced.
+        table: "tp", or "ep" for that of experts.
         rules: Rules of the table.
         verdict: "right", "wrong", "wrong in training" or "not decided".
         fault: The first fault, or why nothing is decided.
@@ -53,6 +56,7 @@ class Row:
 
     name: str
     architecture: str = ""
+    table: str = TENSORS
     rules: int = 0
     verdict: str = OPEN
     fault: Fault | None = None
@@ -62,16 +66,29 @@ class Row:
     cuts: dict[str, str] | None = None
 
 
-def audited(subject: Subject, tp: int, device: str) -> Row:
-    """Trace a small model of a subject, and hold its table against the rules."""
-    row = Row(subject.name, subject.config_class.__name__)
+def audited(subject: Subject, tp: int, device: str) -> list[Row]:
+    """Trace a small model of a subject, and hold its tables against the rules: a row for each."""
+    rows = [Row(subject.name, subject.config_class.__name__)]
     try:
         config = subject.config()
-        row = replace(row, architecture=config.architectures[0])
+        rows = [replace(rows[0], architecture=config.architectures[0])]
         whole = from_config(config)
-        table = table_of("auto", whole)
-        row = replace(row, rules=len(table), cuts=cuts_in_blocks(whole, read(table, whole), tp))
+        tables = {TENSORS: whole.tp_plan, EXPERTS: whole.ep_plan}
+        rows = [replace(rows[0], table=k, rules=len(t)) for k, t in tables.items() if t] or rows
         task = _traced(config, tp, device)
+    except ShardwrightError as error:
+        return [replace(row, fault=Fault(str(error), open=True)) for row in rows]
+    return [_of_table(row, task, whole, tp) for row in rows]
+
+
+def _of_table(row: Row, task: Task, whole: Any, tp: int) -> Row:
+    """Return the row with the verdict on its table."""
+    try:
+        if row.table == EXPERTS:
+            found = audit_experts(task, whole.ep_plan, tp)
+            return replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
+        table = table_of("auto", whole)
+        row = replace(row, cuts=cuts_in_blocks(whole, read(table, whole), tp))
         ours = climb(start(task, SolverOptions(objective="memory")), SOLVING)
         found = audit(task, table, ours.formulation)
         row = replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
@@ -111,14 +128,14 @@ def as_json(rows: Sequence[Row], tp: int) -> dict[str, Any]:
 def audit_report(rows: Sequence[Row], tp: int) -> RenderableType:
     """Return the rows, for rich to print, and how many have which verdict."""
     table = tables.table(
-        tables.name("TYPE"), tables.number("RULES"), tables.name("VERDICT"),
+        tables.name("TYPE"), tables.name("TABLE"), tables.number("RULES"), tables.name("VERDICT"),
         tables.number("TIME"), tables.number("BYTES"), tables.number("FP8_CUTS"),
         tables.words("FIRST_FAULT"),
     )  # fmt: skip
     for row in rows:
         cuts = "" if row.cuts is None else str(len(row.cuts))
         table.add_row(
-            row.name, str(row.rules), Text(row.verdict, style=STYLES[row.verdict]),
+            row.name, row.table, str(row.rules), Text(row.verdict, style=STYLES[row.verdict]),
             _multiple(row.time), _multiple(row.bytes), cuts, row.fault.text if row.fault else "",
         )  # fmt: skip
     counts = Counter(row.verdict for row in rows)

@@ -1,6 +1,7 @@
-"""Lists the models of the installed transformers that have a hand-written tensor-parallel table.
+"""Lists the models of the installed transformers that have hand-written parallel tables.
 
-A table is on a config class (`base_model_tp_plan`) or on a class of models (`_tp_plan`: its head).
+A table is on a config class (`base_model_tp_plan`, and `base_model_ep_plan` for experts) or on a
+class of models (`_tp_plan`: its head).
 The heads of models with several towers are left out: the configs of their towers have the tables.
 """
 
@@ -28,7 +29,7 @@ FILLED: Mapping[str, Callable[[Any], int]] = {
 
 
 class Subject(NamedTuple):
-    """A config class with a table: its model type and the class."""
+    """A config class with tables: its model type and the class."""
 
     name: str
     config_class: Any
@@ -78,7 +79,7 @@ def _subjects(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
             continue
         cls: Any = CONFIG_MAPPING[name]
         of_head = not cls.sub_configs and any(model._tp_plan for model in _models(cls))
-        if cls not in seen and (cls.base_model_tp_plan or of_head):
+        if cls not in seen and (cls.base_model_tp_plan or cls.base_model_ep_plan or of_head):
             seen.add(cls)
             yield name, cls
 

@@ -11,8 +11,8 @@ def test_a_right_table_beside_our_plan(run: Run) -> None:
     result = run("audit", "transformers", "llama")
     assert result.exit_code == 0, result.stderr
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert words[0] == "TYPE RULES VERDICT TIME BYTES FP8_CUTS FIRST_FAULT"
-    assert words[1].startswith("llama 9 right 1.0") and words[1].endswith("x 0")
+    assert words[0] == "TYPE TABLE RULES VERDICT TIME BYTES FP8_CUTS FIRST_FAULT"
+    assert words[1].startswith("llama tp 9 right 1.0") and words[1].endswith("x 0")
     assert "tp=2: 1 right." in words[3]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchmarks.audit_faults import planted
 from shardwright.planner.hand_written.audit import OPEN, RIGHT, TRAINING, WRONG, Audited, audit
 from shardwright.planner.hand_written.block_cuts import cuts_in_blocks
+from shardwright.planner.hand_written.expert_table import audit_experts
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import read, table_of
 from shardwright.planner.search.restrictions import Formulation, Restrictions, formulate
@@ -56,6 +57,43 @@ def test_what_is_wrong_in_transformers(name: str, verdict: str, text: str) -> No
     found = audited(name)
     assert found.verdict == verdict and found.fault is not None
     assert text in found.fault.text
+
+
+def expert_verdict(changes: Mapping[str, str | None], ranks: int = 2) -> tuple[str, str]:
+    task, *_ = traced("mixtral")
+    table: Any = {**task.source.module.ep_plan, **changes}  # pyright: ignore[reportCallIssue]
+    found = audit_experts(task, {k: style for k, style in table.items() if style}, ranks)
+    return found.verdict, found.fault.text if found.fault else ""
+
+
+EXPERTS = "model.layers.*.mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "text"),
+    [
+        ({}, RIGHT, ""),
+        ({f"{EXPERTS}.down_proj": None}, WRONG, "keeps all rows of down_proj, of which ranks use"),
+        ({EXPERTS: None}, WRONG, "down_proj is sharded by expert, and no tokens are taken to them"),
+        (
+            {"model.layers.*.mlp.gate.weight": "grouped_gemm"},
+            WRONG,
+            "gate.weight is sharded by exp",
+        ),
+        ({"model.layers.*.mlp": "ep_dispatch_experts"}, OPEN, "mlp' is not proven to be a mixture"),
+        ({"lm_head": "colwise"}, OPEN, "style 'colwise' on lm_head: only styles of experts are"),
+    ],
+)
+def test_tables_of_experts(changes: dict[str, str | None], verdict: str, text: str) -> None:
+    found = expert_verdict(changes)
+    assert found[0] == verdict
+    assert text in found[1]
+
+
+def test_experts_that_ranks_cannot_share_equally() -> None:
+    assert expert_verdict({}, 3) == (
+        WRONG, "'model.layers.0.mlp.experts' has 4 experts, which 3 ranks cannot share equally"
+    )  # fmt: skip
 
 
 def test_every_planted_fault_is_named() -> None:
