@@ -37,7 +37,7 @@ SIDE = 224
 """Usual side of an image, in pixels."""
 
 USUAL = SIDE, SIDE
-OTHER_IMAGE_SIZES = ((48, 320), (672, 672), (1536, 1536))
+OTHER_IMAGE_SIZES = ((48, 320), (96, 320), (672, 672), (1536, 1536))
 """Heights and widths of lines of text, of larger images, and of images that are cut into tiles."""
 
 PADDED, IN_A_ROW = "spatial_shapes", "target_sizes"
