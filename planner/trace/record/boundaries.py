@@ -133,7 +133,8 @@ def _marking(
         with torch._C.DisableTorchFunction():  # not a call of model code
             if x.is_floating_point():
                 _check_plain(x)
-                return BOUNDARY(x, tag)
+                # A constant, as `torch.tensor(LIST)` makes it, comes from no op of this run.
+                return BOUNDARY(x, tag) if isinstance(x, FunctionalTensor) else x
             PASSES(x, tag)
             return x
 
