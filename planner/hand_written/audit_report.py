@@ -72,7 +72,7 @@ def audited(subject: Subject, tp: int, device: str) -> list[Row]:
     try:
         config = subject.config()
         rows = [replace(rows[0], architecture=config.architectures[0])]
-        whole = from_config(config)
+        whole: Any = from_config(config)
         tables = {TENSORS: whole.tp_plan, EXPERTS: whole.ep_plan}
         rows = [replace(rows[0], table=k, rules=len(t)) for k, t in tables.items() if t] or rows
         task = _traced(config, tp, device)

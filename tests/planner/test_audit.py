@@ -61,7 +61,8 @@ def test_what_is_wrong_in_transformers(name: str, verdict: str, text: str) -> No
 
 def expert_verdict(changes: Mapping[str, str | None], ranks: int = 2) -> tuple[str, str]:
     task, *_ = traced("mixtral")
-    table: Any = {**task.source.module.ep_plan, **changes}  # pyright: ignore[reportCallIssue]
+    model: Any = task.source.module
+    table = {**model.ep_plan, **changes}
     found = audit_experts(task, {k: style for k, style in table.items() if style}, ranks)
     return found.verdict, found.fault.text if found.fault else ""
 
