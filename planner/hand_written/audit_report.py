@@ -75,6 +75,8 @@ def audited(subject: Subject, tp: int, device: str) -> list[Row]:
         whole: Any = from_config(config)
         tables = {TENSORS: whole.tp_plan, EXPERTS: whole.ep_plan}
         rows = [replace(rows[0], table=k, rules=len(t)) for k, t in tables.items() if t] or rows
+        if rows[0].table == TENSORS and rows[0].rules:  # the default config need not be traced
+            rows[0] = replace(rows[0], cuts=cuts_in_blocks(whole, read(whole.tp_plan, whole), tp))
         task = _traced(config, tp, device)
     except ShardwrightError as error:
         return [replace(row, fault=Fault(str(error), open=True)) for row in rows]
@@ -88,7 +90,6 @@ def _of_table(row: Row, task: Task, whole: Any, tp: int) -> Row:
             found = audit_experts(task, whole.ep_plan, tp)
             return replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
         table = table_of("auto", whole)
-        row = replace(row, cuts=cuts_in_blocks(whole, read(table, whole), tp))
         ours = climb(start(task, SolverOptions(objective="memory")), SOLVING)
         found = audit(task, table, ours.formulation)
         row = replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)

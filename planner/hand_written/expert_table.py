@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from shardwright.errors import UsageError
+from shardwright.planner.experts import probe
 from shardwright.planner.experts.mixtures import find_mixtures
-from shardwright.planner.experts.probe import Mixture, fault
+from shardwright.planner.experts.probe import Mixture
 from shardwright.planner.hand_written.audit import RIGHT, WRONG, Audited, wrong
 from shardwright.planner.hand_written.blame import Fault
 from shardwright.planner.problem.tp_plan import Rules, read
@@ -36,12 +37,13 @@ def audit_experts(task: Task, table: Mapping[str, str], ranks: int) -> Audited:
         rules = read(table, task.source.module)
     except UsageError as error:
         return Audited(WRONG, Fault(str(error)))
-    found = wrong(first) if (first := next(_faults(task, rules, ranks), None)) else Audited(RIGHT)
+    fault = min(_faults(task, rules, ranks), key=lambda each: each.open, default=None)
+    found = Audited(RIGHT) if fault is None else wrong(fault)
     return replace(found, unused=tuple(rules.unused))
 
 
 def _faults(task: Task, rules: Rules, ranks: int) -> Iterator[Fault]:
-    """Yield what is wrong, then what is not decided."""
+    """Yield what is wrong and what is not decided."""
     mixtures = find_mixtures(task.graph, task.source.module)
     dispatching = {name for name, style in rules.modules.items() if style == DISPATCH}
     sharded = {name for name, style in rules.parameters.items() if style == ROWS}
@@ -84,6 +86,6 @@ def _of_mixture(
         return f"loses rows of {surplus[0]}, which has none for each expert"
     if {*mixture.attributes} - {COUNT}:
         alone = {n: v for n, v in mixture.attributes.items() if n == COUNT}
-        if (why := fault(module, replace(mixture, attributes=alone))) is not None:
+        if (why := probe.fault(module, replace(mixture, attributes=alone))) is not None:
             return f"is wrong if only {COUNT} is changed: {why}"
     return None
