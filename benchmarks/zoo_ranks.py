@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -89,21 +90,23 @@ class _Group:
         """Return the row of a job; if that raises or takes too long, the group is dead."""
         for each in self.jobs:
             each.put(job)
-        kind, name = job
-        until, error, row = time.monotonic() + PATIENCE * self.limit, "", None
-        while row is None and not error:
-            try:
-                row = self.results.get(timeout=1)
-            except queue.Empty:
-                codes = [process.exitcode for process in self.ranks]
-                if ended := [f"rank {r} ended with {c}" for r, c in enumerate(codes) if c]:
-                    error = ", ".join(ended)
-                elif time.monotonic() > until:
-                    error = f"no result in {PATIENCE * self.limit:.0f} s"
-        row = row or {"kind": kind, "name": name, "raised": "", "error": error}
+        row = self._awaited()
+        if isinstance(row, str):
+            row = {"kind": job[0], "name": job[1], "raised": "", "error": row}
         if "raised" in row:
             self.end()
         return row
+
+    def _awaited(self) -> dict[str, Any] | str:
+        """Return the row that a rank sends, or why none comes."""
+        until = time.monotonic() + PATIENCE * self.limit
+        while time.monotonic() < until:
+            with suppress(queue.Empty):
+                return self.results.get(timeout=1)
+            codes = [process.exitcode for process in self.ranks]
+            if ended := [f"rank {r} ended with {code}" for r, code in enumerate(codes) if code]:
+                return ", ".join(ended)
+        return f"no result in {PATIENCE * self.limit:.0f} s"
 
     def end(self) -> None:
         """End all of its processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
@@ -21,7 +21,7 @@ from shardwright.planner.hand_written.expert_table import audit_experts
 from shardwright.planner.hand_written.subjects import Subject
 from shardwright.planner.on_ranks.small import smaller_configs
 from shardwright.planner.prepare import prepare
-from shardwright.planner.problem.tp_plan import read, table_of
+from shardwright.planner.problem.tp_plan import OWN, read, table_of
 from shardwright.planner.report import tables
 from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.search_state import start
@@ -73,34 +73,34 @@ def audited(subject: Subject, tp: int, device: str) -> list[Row]:
         config = subject.config()
         rows = [replace(rows[0], architecture=config.architectures[0])]
         whole: Any = from_config(config)
-        tables = {TENSORS: whole.tp_plan, EXPERTS: whole.ep_plan}
-        rows = [replace(rows[0], table=k, rules=len(t)) for k, t in tables.items() if t] or rows
-        if rows[0].table == TENSORS and rows[0].rules:  # the default config need not be traced
-            rows[0] = replace(rows[0], cuts=cuts_in_blocks(whole, read(whole.tp_plan, whole), tp))
+        both = {TENSORS: whole.tp_plan, EXPERTS: whole.ep_plan}
+        tables = {k: t for k, t in both.items() if t} or {TENSORS: table_of(OWN, whole)}
+        rows = [replace(rows[0], table=k, rules=len(t)) for k, t in tables.items()]
+        if TENSORS in tables:  # the default config need not be traced
+            rules = read(tables[TENSORS], whole)
+            rows[0] = replace(rows[0], cuts=cuts_in_blocks(whole, rules, tp))
         task = _traced(config, tp, device)
     except ShardwrightError as error:
         return [replace(row, fault=Fault(str(error), open=True)) for row in rows]
-    return [_of_table(row, task, whole, tp) for row in rows]
+    return [_of_table(row, tables[row.table], task, tp) for row in rows]
 
 
-def _of_table(row: Row, task: Task, whole: Any, tp: int) -> Row:
+def _of_table(row: Row, table: Mapping[str, str], task: Task, tp: int) -> Row:
     """Return the row with the verdict on its table."""
     try:
         if row.table == EXPERTS:
-            found = audit_experts(task, whole.ep_plan, tp)
-            return replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
-        table = table_of("auto", whole)
-        ours = climb(start(task, SolverOptions(objective="memory")), SOLVING)
-        found = audit(task, table, ours.formulation)
-        row = replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
-        if found.predicted is not None:
-            theirs, best = found.predicted, ours.solution
-            own = predicted(task, best.layouts, best.unfolded)
-            size = max(theirs.parameter_bytes) / max(*own.parameter_bytes, 1)
-            row = replace(row, time=theirs.time_ns / max(own.time_ns, 1), bytes=size)
+            found = audit_experts(task, table, tp)
+        else:
+            ours = climb(start(task, SolverOptions(objective="memory")), SOLVING)
+            found = audit(task, table, ours.formulation)
+            if found.predicted is not None:
+                theirs, best = found.predicted, ours.solution
+                own = predicted(task, best.layouts, best.unfolded)
+                size = max(theirs.parameter_bytes) / max(*own.parameter_bytes, 1)
+                row = replace(row, time=theirs.time_ns / max(own.time_ns, 1), bytes=size)
+        return replace(row, verdict=found.verdict, fault=found.fault, unused=found.unused)
     except ShardwrightError as error:
         return replace(row, fault=Fault(str(error), open=True))
-    return row
 
 
 def _traced(config: Any, tp: int, device: str) -> Task:
