@@ -33,7 +33,7 @@ from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.model.packages import BUILT_FROM, PackageConfig
-from shardwright.runtime.model.unregistered import check_same_tensors, held_apart
+from shardwright.runtime.model.unregistered import held_apart, numbers_made
 from shardwright.runtime.modules.apply_modules import apply_modules
 from shardwright.runtime.modules.parameters import make_dtensors
 from shardwright.runtime.modules.recomputation import recompute_blocks
@@ -147,7 +147,8 @@ def load(
     alike["dequantize"] = str(not keep)
     if checkpoint is not None:
         alike["weights"] = checkpoint.digest()
-    agree("loading", failure, alike, groups_of(plan.mesh, ranks))
+    made = {} if out is None else numbers_made(out, persistent=False)
+    agree("loading", failure, alike, groups_of(plan.mesh, ranks), made)
     assert out is not None
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress, "keep": keep}
     split_and_read(out, plan, ranks, checkpoint, where, **options)
@@ -176,10 +177,8 @@ def split_and_read(
 
     Raises:
         CheckpointError: on all ranks, where weights do not fit on one of them.
-        DistributedError: the ranks made other buffers.
     """
     groups = groups_of(plan.mesh, ranks)
-    check_same_tensors("loading", model, groups, persistent=False)
     built = getattr(getattr(model, "config", None), "dtype", None)
     conversions = Conversions(model, built)
     ranks = _split(model, plan, ranks)
@@ -320,8 +319,8 @@ def apply(
     groups = groups_of(plan.mesh, ranks)
     _, failure = tried(lambda: _refuse_other_model(model, plan))
     alike = {"model": facts.of_module(model)} if groups else {}
-    agree("applying the plan", failure, alike, groups)
-    check_same_tensors("applying the plan", model, groups, persistent=True)
+    made = numbers_made(model, persistent=True) if groups else {}
+    agree("applying the plan", failure, alike, groups, made)
     ranks = _split(model, plan, ranks)
     _finish(model, plan, ranks)
     if own_rows:

@@ -28,7 +28,7 @@ from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.identity import check_identity
-from shardwright.runtime.model.unregistered import refuse_unregistered
+from shardwright.runtime.model.unregistered import numbers_made, refuse_unregistered
 from shardwright.runtime.ranks.agreement import agree, tried
 
 STYLE = "shardwright"
@@ -169,6 +169,6 @@ def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str],
     alike = {"plan": facts.of_plan(plan), "dtype": str(how.dtype)}
     if checkpoint is not None:
         alike["weights"] = checkpoint.digest()
-    agree("loading", failure, alike, groups)
+    agree("loading", failure, alike, groups, numbers_made(model, persistent=False))
     device = torch.device(next(iter((how.device_map or {"": "cpu"}).values())))
     split_and_read(model, plan, ranks, checkpoint, device, dtype=how.dtype)

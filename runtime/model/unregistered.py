@@ -6,16 +6,13 @@ builds the model draws its own. So it does with a buffer of `torch.randn(n)` tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import isclose, isnan
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwright.errors import DistributedError, ModelError
-from shardwright.runtime.ranks.agreement import gather
+from shardwright.errors import ModelError
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes with which torch keeps its books of a module."""
@@ -23,8 +20,6 @@ HOLDERS = (Tensor, nn.Module, dict, list, tuple)
 """Types of values that are or hold tensors in an order. Sets have none."""
 SAMPLES = 16
 """Numbers that are compared of each tensor."""
-CLOSE = 1e-3
-"""Ranks on other processors round otherwise. Random numbers are further apart."""
 
 
 class Held(NamedTuple):
@@ -89,32 +84,14 @@ def refuse_unregistered(model: nn.Module) -> None:
             )
 
 
-def check_same_tensors(
-    what: str, model: nn.Module, groups: Sequence[dist.ProcessGroup], persistent: bool
-) -> None:
-    """Check that all ranks made the same tensors. All of them must call this.
+def numbers_made(model: nn.Module, persistent: bool) -> dict[str, list[float]]:
+    """Return some numbers of each tensor that this rank has made; ranks compare them.
 
     Args:
-        what: What the ranks do, for messages.
         model: The model, before it is split.
-        groups: The groups of mesh dims that together span the ranks.
-        persistent: Whether to compare the buffers that a checkpoint holds, too.
-
-    Raises:
-        DistributedError: some numbers of a tensor differ.
+        persistent: Whether to include the buffers that a checkpoint holds.
     """
-    mine = {name: _some(tensor) for name, tensor in _made_here(model, persistent)}
-    for group in groups:
-        ranks = dist.get_process_group_ranks(group)
-        first, *others = gather(what, mine, group, dict[str, list[float]])
-        for rank, theirs in zip(ranks[1:], others, strict=True):
-            for name in {**first, **theirs}:
-                if not _are_close(first.get(name, []), theirs.get(name, [])):
-                    raise DistributedError(
-                        f"ranks {ranks[0]} and {rank} have different numbers in '{name}': if "
-                        "code draws them when the model is built, call torch.manual_seed alike on "
-                        "all ranks before that"
-                    )
+    return {name: _some(tensor) for name, tensor in _made_here(model, persistent)}
 
 
 def _made_here(model: nn.Module, persistent: bool) -> Iterator[tuple[str, Tensor]]:
@@ -136,11 +113,3 @@ def _some(tensor: Tensor) -> list[float]:
     some = tensor.reshape(-1)[:: -(-tensor.numel() // SAMPLES)]
     some = torch.view_as_real(some).reshape(-1) if some.is_complex() else some
     return some.double().tolist()
-
-
-def _are_close(some: list[float], others: list[float]) -> bool:
-    largest = max((abs(x) for x in some if abs(x) < float("inf")), default=0.0)
-    return len(some) == len(others) and all(
-        isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE * largest) or (isnan(a) and isnan(b))
-        for a, b in zip(some, others, strict=True)
-    )

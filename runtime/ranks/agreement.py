@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import isclose, isnan
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,6 +22,12 @@ T = TypeVar("T")
 Facts = Mapping[str, str]
 """What is compared -> this rank's value, as a short text or a digest."""
 
+Numbers = Mapping[str, list[float]]
+"""Name of a tensor -> some of this rank's numbers in it."""
+
+CLOSE = 1e-3
+"""Ranks on other processors round otherwise. Random numbers are further apart."""
+
 AT_ONCE = 2048
 """Bytes of a message that are sent together with its length."""
 
@@ -36,6 +43,7 @@ class _Answer(NamedTuple):
 
     rank: int
     facts: dict[str, str]
+    numbers: dict[str, list[float]]
     failure: str | None
     damaged: bool
 
@@ -45,6 +53,7 @@ def agree(
     failure: Exception | None = None,
     facts: Facts | None = None,
     groups: Sequence[dist.ProcessGroup] | None = None,
+    numbers: Numbers | None = None,
 ) -> None:
     """Compare failures and facts across ranks. All of them must call this.
 
@@ -54,11 +63,12 @@ def agree(
         facts: values that must be equal on all ranks.
         groups: the groups of mesh dims that together span the calling ranks. The default is all
             ranks, or only this one if there is no process group.
+        numbers: numbers that must be equal on all ranks, but for rounding.
 
     Raises:
         Exception: `failure` itself, if given.
         CheckpointError: another rank failed with one; the message quotes it.
-        DistributedError: another rank failed otherwise or died, or the facts differ.
+        DistributedError: another rank failed otherwise or died, or facts or numbers differ.
     """
     if groups is None:
         groups = [world()] if dist.is_available() and dist.is_initialized() else []
@@ -66,6 +76,7 @@ def agree(
         mine = _Answer(
             dist.get_rank(),
             dict(facts or {}),
+            dict(numbers or {}),
             None if failure is None else str(failure),
             isinstance(failure, CheckpointError),
         )
@@ -179,4 +190,19 @@ def _difference(everyone: Sequence[_Answer]) -> DistributedError | None:
                     f"the ranks do not have the same {name}: rank {first.rank} has {mine}, rank "
                     f"{answer.rank} has {other}: give all ranks the same"
                 )
+        for name in {**first.numbers, **answer.numbers}:
+            if not _are_close(first.numbers.get(name, []), answer.numbers.get(name, [])):
+                return DistributedError(
+                    f"ranks {first.rank} and {answer.rank} have different numbers in '{name}': if "
+                    "code draws them when the model is built, call torch.manual_seed alike on all "
+                    "ranks before that"
+                )
     return None
+
+
+def _are_close(some: list[float], others: list[float]) -> bool:
+    largest = max((abs(x) for x in some if abs(x) < float("inf")), default=0.0)
+    return len(some) == len(others) and all(
+        isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE * largest) or (isnan(a) and isnan(b))
+        for a, b in zip(some, others, strict=True)
+    )

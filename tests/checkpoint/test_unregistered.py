@@ -15,8 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from shardwright.errors import DistributedError, ModelError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.api import apply, split_and_read
-from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.api import apply, load
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import empty_model
 from shardwright.runtime.state.gather import full_tensors
@@ -188,13 +187,5 @@ def test_a_buffer_that_ranks_draw_when_they_load(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     plan = plan_of(tmp_path)
 
-    def run(mesh: Mesh) -> nn.Module:
-        with DRAWING:
-            torch.manual_seed(mesh["tp"].rank)
-            return empty_model(Keeps, model.config)
-
-    def load(mesh: Mesh) -> None:
-        split_and_read(run(mesh), plan, mesh, Checkpoint.open(tmp_path), torch.device("cpu"))
-
     with pytest.raises(DistributedError, match="different numbers in 'factor'"):
-        run_ranks(2, load)
+        run_ranks(2, lambda mesh: load(tmp_path, plan, mesh=mesh))  # threads share a generator
