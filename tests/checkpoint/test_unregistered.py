@@ -6,7 +6,7 @@ import copy
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -188,4 +188,6 @@ def test_a_buffer_that_ranks_draw_when_they_load(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
 
     with pytest.raises(DistributedError, match="different numbers in 'factor'"):
-        run_ranks(2, lambda mesh: load(tmp_path, plan, mesh=mesh))  # threads share a generator
+        run_ranks(
+            2, lambda mesh: load(tmp_path, plan, mesh=cast(Any, mesh))
+        )  # threads share a generator
