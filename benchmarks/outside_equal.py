@@ -116,7 +116,7 @@ def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome
                 if (size := sum(p.numel() for p in meta.parameters())) > MOST:
                     why = why or f"it has {size:,} parameters"
                     break
-                model = random_model(config, dtype)
+                model = _read_again(random_model(config, dtype), dtype)
                 given = _values(example_call(meta), config, dtype)
                 with Casts(dtype) as casts:
                     want = _step(copy.deepcopy(model), given)
@@ -126,6 +126,13 @@ def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome
             single = dtype == torch.float32
             return config, model, given, want, SINGLE if single else CASTS if casts.found else EXACT
     return why[:300]
+
+
+def _read_again(model: Any, dtype: torch.dtype) -> nn.Module:
+    """Return a model as `from_pretrained` reads it: it computes some buffers in float32."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return type(model).from_pretrained(folder, config=model.config, dtype=dtype).eval()
 
 
 def _unreadable(config: Any) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace import compared_runs, folded_trace, trace_runs
-from shardwright.planner.trace.data_queries.branch_paths import both, fewer
+from shardwright.planner.trace.data_queries.branch_paths import MAX_IN_CHAIN, both, fewer
 from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
@@ -43,7 +43,16 @@ def test_runs_are_taken_to_ask_what_the_run_before_them_asked() -> None:
     paths = ((0, ()), (1, ()), (2, ()), (3, ()))
     assert (split := both(paths, 1, {1, 3}))
     assert split == ((0, ()), (1, (False,)), (1, (True,)), (2, ()), (3, (False,)), (3, (True,)))
-    assert fewer(split, 4) == (*split[:4], (3, ()))
+    assert fewer(split, 4, 0) == (*split[:4], (3, ()))
+
+
+def test_a_loop_that_goes_on_twice_is_taken_to_go_on() -> None:
+    on = (False, False)
+    assert (split := both(((0, on), (1, ())), 0, chain=True, ahead=True))
+    assert split[0] == (0, (False,) * MAX_IN_CHAIN) and len(split) == MAX_IN_CHAIN
+    assert both(split, 0, chain=True, ahead=True) is None
+    ends = [(0, (*on, False, False)), (0, (*on, False, True)), (0, (*on, True)), (1, ())]
+    assert [*fewer(split, 0, 4)] == ends
 
 
 class Clamps(nn.Module):

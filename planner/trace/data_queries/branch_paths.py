@@ -29,29 +29,37 @@ _present: ContextVar[tuple[int, Iterator[bool], dict[str, bool]]] = ContextVar("
 
 
 def both(
-    paths: BranchPaths, traced_call: int, alike: Collection[int] = (), chain: bool = False
+    paths: BranchPaths,
+    traced_call: int,
+    alike: Collection[int] = (),
+    chain: bool = False,
+    ahead: bool = False,
 ) -> BranchPaths | None:
     """Return `paths` with one more question of a traced call answered both ways.
 
     Returns None if the call has too many answers already. `chain` says whether one module asked all
-    questions. Later calls with the same answers of the runs `alike` are taken to ask the same;
-    `fewer` takes it back.
+    questions. Later calls with the same answers of the runs `alike` are taken to ask the same, and
+    with `ahead` a chain of two to ask as many as it may; `fewer` takes it back.
     """
     run, answers = paths[traced_call]
-    if len(answers) >= (MAX_IN_CHAIN if chain and len({*answers}) == 1 else MAX_QUESTIONS):
+    chain = chain and len({*answers}) == 1
+    if len(answers) >= (most := MAX_IN_CHAIN if chain else MAX_QUESTIONS):
         return None
+    goes_on = chain and answers[0]
+    more = most - len(answers) if chain and ahead and len(answers) > 1 else 1
+    tails = [(goes_on,) * n + (not goes_on,) for n in range(more)] + [(goes_on,) * more]
     same = {traced_call, *(i for i, (r, a) in enumerate(paths) if r in alike and a == answers)}
     found: list[tuple[int, Answers]] = []
     for i, (r, a) in enumerate(paths):
-        ends = ((False,), (True,)) if i in same and i >= traced_call else ((),)
+        ends = sorted(tails) if i in same and i >= traced_call else ((),)
         found += [(r, (*a, *end)) for end in ends]
     return tuple(found)
 
 
-def fewer(paths: BranchPaths, traced_call: int) -> BranchPaths:
-    """Return `paths` without the last question of a traced call."""
+def fewer(paths: BranchPaths, traced_call: int, asked: int) -> BranchPaths:
+    """Return `paths` with no more answers of a traced call than it asked questions."""
     run, answers = paths[traced_call]
-    kept = run, answers[:-1]
+    kept = run, answers[:asked]
     found = ((r, a) if (r, a[: len(kept[1])]) != kept else kept for r, a in paths)
     return tuple(dict.fromkeys(found))
 
@@ -66,8 +74,8 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
     """
     with holding(_present, (traced_call, rest := iter(answers), {})):
         yield
-    if all_asked and next(rest, None) is not None:
-        raise AsksLess(traced_call)
+    if all_asked and (left := len([*rest])):
+        raise AsksLess(traced_call, len(answers) - left)
 
 
 def answer() -> tuple[int, bool | None]:

@@ -23,19 +23,19 @@ class FailsOnMadeUpData(NeedsData):
 
 
 class BranchesOnData(NeedsData):
-    """Traced call number `traced_call` branches on data, and both branches go on."""
+    """Traced call number `traced_call` branches on data at a line, and both branches go on."""
 
-    def __init__(self, traced_call: int) -> None:
+    def __init__(self, traced_call: int, line: tuple[str, int] | None = None) -> None:
         super().__init__("it branches on data")
-        self.traced_call = traced_call
+        self.traced_call, self.line = traced_call, line
 
 
 class AsksLess(RuntimeError):
-    """Traced call number `traced_call` has more answers than it asks questions."""
+    """Traced call number `traced_call` has more answers than the questions that it `asked`."""
 
-    def __init__(self, traced_call: int) -> None:
+    def __init__(self, traced_call: int, asked: int) -> None:
         super().__init__("code that depends on data does otherwise when it is run again")
-        self.traced_call = traced_call
+        self.traced_call, self.asked = traced_call, asked
 
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, NeedsData)

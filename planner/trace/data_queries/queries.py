@@ -165,7 +165,7 @@ class DataQueries(TorchFunctionMode):
         if found is None:
             traced_call, found = branch_paths.answer()
             if found is None:
-                raise BranchesOnData(traced_call)
+                raise BranchesOnData(traced_call, (frame.f_code.co_filename, frame.f_lineno))
         return found
 
     def _set(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -74,6 +74,8 @@ class Opaque:
         self._modes: list[bool] = []
         self._branching: dict[str, str] = {}
         """Pattern -> first module of that pattern that asked a question with two answers."""
+        self._endless: set[tuple[str, int] | None] = set()
+        """Lines of code that end a loop, or do not, more often than is traced."""
         self._refuted: set[int] = set()
         """Runs that asked less than a run like it: nothing is taken from others any more."""
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
@@ -93,7 +95,7 @@ class Opaque:
             run, _ = self.branch_paths[error.traced_call]
             if run not in self._refuted:
                 self._refuted.add(run)
-                self.branch_paths = fewer(self.branch_paths, error.traced_call)
+                self.branch_paths = fewer(self.branch_paths, error.traced_call, error.asked)
                 return True
         if isinstance(error, BranchesOnData) and not self.skips:
             self.skips, self.branch_paths = True, ()
@@ -115,9 +117,14 @@ class Opaque:
         alike = self._branching.setdefault(pattern(module), module)
         if self.shortened and not self.skips and alike != module:
             return False
+        if error.line in self._endless:
+            return False
         call, chain = error.traced_call, [module] == [*self._branching.values()]
-        if paths := both(self.branch_paths, call, self._like(call), chain):
+        ahead = self.branch_paths[call][0] not in self._refuted
+        if paths := both(self.branch_paths, call, self._like(call), chain, ahead):
             self.branch_paths = paths
+        elif chain and error.line:
+            self._endless.add(error.line)
         return paths is not None
 
     def _like(self, traced_call: int) -> set[int]:
@@ -130,7 +137,13 @@ class Opaque:
         self.stand_ins, self.branch_paths = False, ()
 
     def _needs_data(self, error: Exception, entered: Sequence[str]) -> bool:
-        return isinstance(error, DATA_DEPENDENT) and self.widen(entered)
+        if not (isinstance(error, DATA_DEPENDENT) and self.widen(entered)):
+            return False
+        if isinstance(error, BranchesOnData):  # what the module asked is not asked any more
+            self.branch_paths = ()
+            self._branching.clear()
+            self._refuted.clear()
+        return True
 
     def made(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to make, one per branch path. `runs` may be a prefix of all runs."""
