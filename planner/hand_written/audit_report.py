@@ -18,7 +18,7 @@ from shardwright.planner.hand_written.audit import OPEN, RIGHT, TRAINING, WRONG,
 from shardwright.planner.hand_written.blame import Fault
 from shardwright.planner.hand_written.block_cuts import BLOCK, cuts_in_blocks
 from shardwright.planner.hand_written.expert_table import audit_experts
-from shardwright.planner.hand_written.subjects import Subject
+from shardwright.planner.hand_written.subjects import Subject, with_few_experts
 from shardwright.planner.on_ranks.small import smaller_configs
 from shardwright.planner.prepare import prepare
 from shardwright.planner.problem.tp_plan import OWN, read, table_of
@@ -79,7 +79,7 @@ def audited(subject: Subject, tp: int, device: str) -> list[Row]:
         if TENSORS in tables:  # the default config need not be traced
             rules = read(tables[TENSORS], whole)
             rows[0] = replace(rows[0], cuts=cuts_in_blocks(whole, rules, tp))
-        task = _traced(config, tp, device)
+        task = _traced(with_few_experts(config, tp), tp, device)
     except ShardwrightError as error:
         return [replace(row, fault=Fault(str(error), open=True)) for row in rows]
     return [_of_table(row, tables[row.table], task, tp) for row in rows]

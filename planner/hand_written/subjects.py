@@ -7,6 +7,7 @@ The heads of models with several towers are left out: the configs of their tower
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -26,6 +27,12 @@ FILLED: Mapping[str, Callable[[Any], int]] = {
     "moe_intermediate_size": lambda config: config.intermediate_size,
 }
 """Entries that some default configs leave open, though the code needs them -> usual numbers."""
+
+EXPERTS = (
+    "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "zero_expert_num",
+)  # fmt: skip
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+FEWEST_EXPERTS = 16
 
 
 class Subject(NamedTuple):
@@ -54,6 +61,28 @@ class Subject(NamedTuple):
             if vars(config).get(name, 0) is None:
                 setattr(config, name, usual(config))
         return config
+
+
+def with_few_experts(config: Any, ranks: int) -> Any:
+    """Return a copy with fewer experts, of which ranks hold equally many if they did before.
+
+    A table says the same of any number of experts, and a trace has a pass for each.
+    """
+    out = copy.deepcopy(config)
+    counts = {k: n for k in EXPERTS if type(n := vars(out).get(k)) is int and n}
+    chosen = [n for k in CHOSEN if type(n := vars(out).get(k)) is int]
+    least = max([FEWEST_EXPERTS, *(2 * n for n in chosen)])
+
+    def fits(factor: int) -> bool:
+        return all(
+            n % factor == 0 and n // factor >= least and (n % ranks or n // factor % ranks == 0)
+            for n in counts.values()
+        )
+
+    factor = max((1 << k for k in range(12) if fits(1 << k)), default=1)
+    for name, count in counts.items():
+        setattr(out, name, count // factor)
+    return out
 
 
 def subjects(names: Sequence[str] = ()) -> list[Subject]:

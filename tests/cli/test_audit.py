@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from transformers import PreTrainedConfig
+
+from shardwright.planner.hand_written.subjects import with_few_experts
 from tests.cli.conftest import Run
 
 
@@ -37,3 +41,24 @@ def test_types_without_a_table_are_refused(run: Run) -> None:
     result = run("audit", "transformers", "llamma")
     assert result.exit_code == 2
     assert "transformers has no table for 'llamma'; did you mean llama" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("have", "ranks", "want"),
+    [
+        ({"num_experts": 256, "num_experts_per_tok": 8}, 2, {"num_experts": 16}),
+        ({"n_routed_experts": 288, "num_experts_per_tok": 8}, 2, {"n_routed_experts": 18}),
+        ({"n_routed_experts": 288, "num_experts_per_tok": 8}, 4, {"n_routed_experts": 36}),
+        (
+            {"n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12}, 2,
+            {"n_routed_experts": 64, "zero_expert_num": 32},
+        ),
+        ({"num_experts": 7}, 2, {"num_experts": 7}),
+    ],
+)  # fmt: skip
+def test_fewer_experts_say_the_same_of_a_table(
+    have: dict[str, int], ranks: int, want: dict[str, int]
+) -> None:
+    config = PreTrainedConfig(**have)
+    assert vars(with_few_experts(config, ranks)).items() >= want.items()
+    assert vars(config).items() >= have.items()
