@@ -147,8 +147,9 @@ def load(
     alike["dequantize"] = str(not keep)
     if checkpoint is not None:
         alike["weights"] = checkpoint.digest()
-    made = {} if out is None else numbers_made(out, persistent=False)
-    agree("loading", failure, alike, groups_of(plan.mesh, ranks), made)
+    groups = groups_of(plan.mesh, ranks)
+    made = numbers_made(out, persistent=False) if groups and out is not None else {}
+    agree("loading", failure, alike, groups, made)
     assert out is not None
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress, "keep": keep}
     split_and_read(out, plan, ranks, checkpoint, where, **options)

@@ -28,10 +28,18 @@ FILLED: Mapping[str, Callable[[Any], int]] = {
 }
 """Entries that some default configs leave open, though the code needs them -> usual numbers."""
 
-EXPERTS = (
+EXPERT_COUNTS = (
     "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "zero_expert_num",
 )  # fmt: skip
-CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+"""Entries with how many experts there are."""
+CHOSEN_COUNTS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
+"""Entries with how many experts a token is sent to."""
 FEWEST_EXPERTS = 16
 
 
@@ -69,8 +77,8 @@ def with_few_experts(config: Any, ranks: int) -> Any:
     A table says the same of any number of experts, and a trace has a pass for each.
     """
     out = copy.deepcopy(config)
-    counts = {k: n for k in EXPERTS if type(n := vars(out).get(k)) is int and n}
-    chosen = [n for k in CHOSEN if type(n := vars(out).get(k)) is int]
+    counts = {k: n for k in EXPERT_COUNTS if type(n := vars(out).get(k)) is int and n}
+    chosen = [n for k in CHOSEN_COUNTS if type(n := vars(out).get(k)) is int]
     least = max([FEWEST_EXPERTS, *(2 * n for n in chosen)])
 
     def fits(factor: int) -> bool:

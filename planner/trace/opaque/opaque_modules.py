@@ -74,7 +74,7 @@ class Opaque:
         self._modes: list[bool] = []
         self._branching: dict[str, str] = {}
         """Pattern -> first module of that pattern that asked a question with two answers."""
-        self._endless: set[tuple[str, int] | None] = set()
+        self._endless: set[tuple[str, int]] = set()
         """Lines of code that end a loop, or do not, more often than is traced."""
         self._refuted: set[int] = set()
         """Runs that asked less than a run like it: nothing is taken from others any more."""
