@@ -129,10 +129,18 @@ def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome
 
 
 def _read_again(model: Any, dtype: torch.dtype) -> nn.Module:
-    """Return a model as `from_pretrained` reads it: it computes some buffers in float32."""
+    """Return a model as `from_pretrained` reads it: it computes some buffers in float32.
+
+    Raises:
+        ValueError: it does not find what it has saved.
+    """
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return type(model).from_pretrained(folder, config=model.config, dtype=dtype).eval()
+        how = {"config": model.config, "dtype": dtype, "output_loading_info": True}
+        found, info = type(model).from_pretrained(folder, **how)
+    if lost := sorted(info["missing_keys"]):
+        raise ValueError(f"transformers does not find '{lost[0]}' in what it has saved")
+    return found.eval()
 
 
 def _unreadable(config: Any) -> str | None:
