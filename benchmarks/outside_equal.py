@@ -131,6 +131,8 @@ def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome
 def _read_again(model: Any, dtype: torch.dtype) -> nn.Module:
     """Return a model as `from_pretrained` reads it: it computes some buffers in float32.
 
+    It does not keep what code has frozen; `shardwright.load` does.
+
     Raises:
         ValueError: it does not find what it has saved.
     """
@@ -140,6 +142,8 @@ def _read_again(model: Any, dtype: torch.dtype) -> nn.Module:
         found, info = type(model).from_pretrained(folder, **how)
     if lost := sorted(info["missing_keys"]):
         raise ValueError(f"transformers does not find '{lost[0]}' in what it has saved")
+    for name, parameter in model.named_parameters():
+        found.get_parameter(name).requires_grad_(parameter.requires_grad)
     return found.eval()
 
 
