@@ -16,6 +16,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.hand_written.blame import (
     CAUTION,
     Fault,
+    contradicting,
     of_fact,
     of_facts,
     of_gradient,
@@ -31,7 +32,7 @@ from shardwright.planner.hand_written.first_fault import (
 )
 from shardwright.planner.hand_written.price import of_table
 from shardwright.planner.problem.builder import CostFunctionNetwork
-from shardwright.planner.problem.infeasible_core import Contradiction, in_words
+from shardwright.planner.problem.infeasible_core import in_words, reasons
 from shardwright.planner.problem.tp_plan import Rules, read
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.solution import predicted
@@ -106,5 +107,5 @@ def _contradicted(task: Task, network: CostFunctionNetwork) -> Audited:
     for part, how in ((of_values(network), WRONG), (network, TRAINING)):
         if contradiction := core(part.problem):
             facts = in_words([f.name for f in contradiction], task.graph, {})
-            return wrong(of_facts(task, Contradiction("", facts)), how)
+            return wrong(contradicting(reasons(facts)), how)
     return Audited(OPEN, Fault("no placements were found for all tensors"))

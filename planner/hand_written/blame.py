@@ -122,9 +122,12 @@ def of_facts(task: Task, error: InfeasibleError) -> Fault:
         if op is not None:
             return _at(op, f"{error}: {place(op)}", error.on_an_edge)
         return Fault(str(error), module=error.fqn, open=error.on_an_edge)
-    if isinstance(error, Contradiction):
-        return Fault("these contradict each other: " + "; ".join(error.reasons[:3]))
-    return Fault(str(error))
+    return contradicting(error.reasons) if isinstance(error, Contradiction) else Fault(str(error))
+
+
+def contradicting(reasons: Sequence[str]) -> Fault:
+    """Return the fault of facts that contradict each other."""
+    return Fault("these contradict each other: " + "; ".join(reasons[:3]))
 
 
 def of_size(graph: Graph, size: SizeArgument, gives: int, right: int) -> Fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError
@@ -38,42 +39,44 @@ class Fact(NamedTuple):
 
 
 class Contradiction(InfeasibleError):
-    """The problem is infeasible; `facts` is a minimal set that contradict each other."""
+    """A problem has no solution. Why is found out, at some expense, when it is asked for."""
 
-    def __init__(self, text: str, facts: Sequence[Fact]) -> None:
-        super().__init__(text)
-        self.facts = tuple(facts)
+    def __init__(
+        self, network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]
+    ) -> None:
+        super().__init__()
+        self._problem = network, graph, wanted
+
+    @cached_property
+    def facts(self) -> list[Fact]:
+        """A minimal set of facts that contradict each other; none if none is found in time."""
+        network, graph, wanted = self._problem
+        pinned = [f for f in network.problem.factors if f.name.startswith("pin ")]
+        found = core(network.problem, seeds=pinned)
+        return in_words([f.name for f in found or ()], graph, wanted)
 
     @property
     def reasons(self) -> list[str]:
         """The facts in words, without pins and uses."""
-        return list(dict.fromkeys(f.text for f in self.facts if f.kind not in ("pin", "use")))
+        return reasons(self.facts)
+
+    def __str__(self) -> str:
+        """Name the pins, and the ops against them."""
+        pins = sorted({f.text for f in self.facts if f.kind == "pin"})
+        if not self.facts:
+            return "the rules contradict each other on this model: please report it"
+        rest = "; ".join(self.reasons)
+        if pins:
+            verb = "cannot hold" if len(pins) == 1 else "cannot hold together"
+            return f"{' and '.join(pins)} {verb}; what forbids it: {rest}"
+        if any(f.kind == "handed" for f in self.facts):
+            return f"sequence parallelism cannot hold on this model; what forbids it: {rest}"
+        return f"the rules contradict each other at {rest}"
 
 
-def raise_if_explained(
-    network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]
-) -> None:
-    """Raise an error that explains why a problem has no solution.
-
-    It returns if there is a solution, or if no explanation is found in time.
-
-    Raises:
-        Contradiction: there is no solution. The message names the pins and the ops against them.
-    """
-    pinned = [f for f in network.problem.factors if f.name.startswith("pin ")]
-    found = core(network.problem, seeds=pinned)
-    if found is None:
-        return
-    error = Contradiction("", in_words([f.name for f in found], graph, wanted))
-    pins = sorted({f.text for f in error.facts if f.kind == "pin"})
-    rest = "; ".join(error.reasons)
-    verb = "cannot hold" if len(pins) == 1 else "cannot hold together"
-    text = f"{' and '.join(pins)} {verb}; what forbids it: {rest}"
-    if not pins:
-        text = f"the rules contradict each other at {rest}"
-        if any(f.kind == "handed" for f in error.facts):
-            text = f"sequence parallelism cannot hold on this model; what forbids it: {rest}"
-    raise Contradiction(text, error.facts)
+def reasons(facts: Sequence[Fact]) -> list[str]:
+    """Return facts in words, without pins and uses."""
+    return list(dict.fromkeys(f.text for f in facts if f.kind not in ("pin", "use")))
 
 
 def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> list[Fact]:

@@ -20,7 +20,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import InconsistentBoundary
 from shardwright.planner.prepare import as_planned, prepare
 from shardwright.planner.problem.builder import CostFunctionNetwork
-from shardwright.planner.problem.infeasible_core import Contradiction, raise_if_explained
+from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.prove.compare import expected_keys, rewritten, same
 from shardwright.planner.prove.read_back import ReadBack, gathered
@@ -122,10 +122,7 @@ class Prover:
 
     def _why(self, task: Task, network: CostFunctionNetwork) -> str:
         """Return what forbids a plan, given its problem, which has no solution."""
-        try:
-            if self.explain:
-                raise_if_explained(network, task.graph, {})
-        except Contradiction as error:
+        if self.explain and (error := Contradiction(network, task.graph, {})).facts:
             return f"these contradict each other: {'; '.join(error.reasons)}"
         return "the rules forbid what it says"
 

@@ -261,7 +261,7 @@ def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | Non
     try:
         there = climb(start(task, asked, pinned, made.formulation), SOLVING).solution
     except Contradiction as error:
-        return Alternative(placement, impossible=error.reasons)
+        return Alternative(placement, impossible=error.reasons or [str(error)])
     except InfeasibleError as error:
         return Alternative(placement, impossible=[str(error).rpartition("cannot be split: ")[2]])
     except SolverError:

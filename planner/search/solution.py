@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from shardwright.errors import InfeasibleError, SolverError, UsageError
+from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
 from shardwright.planner.contract.plan_figures import (
     Memory,
@@ -23,7 +23,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME, CostFunctionNetwork
 from shardwright.planner.problem.conventions import TABLES
-from shardwright.planner.problem.infeasible_core import raise_if_explained
+from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.memory_budget import OverMemory, within
 from shardwright.planner.problem.objective import byte_price_ns
 from shardwright.planner.problem.optimize import Optimum, PricedPlans, optimize
@@ -168,7 +168,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     """Solve a problem of a task.
 
     Raises:
-        InfeasibleError: there is no solution, or none that fits the memory.
+        InfeasibleError: there is no solution (a `Contradiction`), or none that fits the memory.
         SolverError: no solution was found in time.
     """
     costs, pinned, room = formulation.costs, formulation.pinned, asked.room(task)
@@ -179,8 +179,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
     solve_by = solvers.load(solver)
     small = formulation.small
     if small is None:
-        raise_if_explained(network, task.graph, pinned)
-        raise InfeasibleError("the rules contradict each other on this model: please report it")
+        raise Contradiction(network, task.graph, pinned)
     figures(
         variables=len(network.problem.names),
         constraints=len(network.problem.factors),
@@ -214,7 +213,8 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
             ),
         )
     except SolverError:  # an infeasible problem may be why time ran out
-        raise_if_explained(network, task.graph, pinned)
+        if (error := Contradiction(network, task.graph, pinned)).facts:
+            raise error from None
         raise
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
