@@ -197,7 +197,12 @@ class ChangeDetection:
         if new is not None and old is None:
             self.note(parent, name, new)
         elif new is not None and old is not None:
-            self._replace(old, new, name)
+            place = boundary_of(old)
+            if self.model.call.active and place is not None and place.spec is None:
+                # The model's own code. While it was traced, the new module's ops were `parent`'s.
+                self.modules.pop(place.path, None)
+            else:
+                self._replace(old, new, name)
 
     def _replace(self, old: nn.Module, new: nn.Module, name: str) -> None:
         """Let `new` see full tensors in the place of `old`. Wrappers stay as they are.
