@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import shardwright
 from shardwright.errors import DistributedError, UsageError
 from shardwright.runtime.communication.mesh import Mesh
+from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_dtensors import IDS, WEIGHTS, gpt2, llama, made, phi3, planned, whole
 
@@ -159,5 +160,80 @@ def test_what_comes_in_is_the_same_on_all_ranks_or_refused() -> None:
         model.model.layers[0].mlp.act_fn = act = nn.SiLU()
         with pytest.raises(UsageError, match="a copy of it"):
             model.model.layers[0].self_attn.o_proj = act
+
+    run_ranks(2, work)
+
+
+class Attention(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(12, 16) for _ in range(3))
+        self.sparse = sparse
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            layer(x).view(batch, length, 4, 4).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(2, 3)
+        weights = scores.relu() if self.sparse else scores.softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(batch, length, 16)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = Attention(sparse=True), nn.Linear(16, 12)
+
+    def make_dense(self) -> None:
+        dense, sparse = Attention(sparse=False), self.inner
+        dense.query, dense.key, dense.value = sparse.query, sparse.key, sparse.value
+        self.inner = dense
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.out(self.inner(x))
+
+
+class Choosing(nn.Module):
+    """Replaces modules by others of another setting in its first call, as BigBird does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.sparse = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.sparse and x.shape[1] < 8:
+            self.sparse = False
+            for block in self.blocks:
+                block.make_dense()
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_module_that_the_model_replaces_in_its_first_call_is_split() -> None:
+    torch.manual_seed(0)
+    base = Choosing().double()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    plan = planning.plan(copy.deepcopy(base), 2, args=(x,))
+
+    def numbers(model: nn.Module) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        (y := model(x)).mul(x).sum().backward()
+        return y.detach(), {n: whole(p.grad).clone() for n, p in model.named_parameters()}
+
+    want = numbers(copy.deepcopy(base))
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        assert all(
+            parameter.to_local().numel() < parameter.numel()
+            for name, parameter in split.named_parameters()
+            if name.endswith("weight")
+        )
+        for _ in range(2):
+            torch.testing.assert_close(numbers(split), want, rtol=0, atol=1e-9)
 
     run_ranks(2, work)
