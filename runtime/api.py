@@ -25,7 +25,13 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.communication.processes import Unplanned, groups_of, meet, pick_device
+from shardwright.runtime.communication.processes import (
+    Ready,
+    Unplanned,
+    groups_of,
+    meet,
+    pick_device,
+)
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
 from shardwright.runtime.model.build import as_dtype, building, compute_buffers, empty_model
@@ -137,20 +143,19 @@ def load(
     hub = Hub(revision, cache_dir, local_files_only, token, subfolder, trust_remote_code)
     wanted = {"dtype": dtype, "dequantize": bool(dequantize), **hub._asdict()}
     given = _plan_wanted(plan, tp, mesh, model, **wanted)
-    plan, ranks = meet(given, mesh, where, timeout)
-    own_rows = own_rows_wanted(cp, plan)
-    how = (plan, weights, dtype, hub, model_kwargs)
-    opened, failure = tried(lambda: _open_checkpoint(model, *how))
-    checkpoint, out = opened or (None, None)
-    keep = plan.workload.quantized is not None if dequantize is None else not dequantize
-    alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
-    alike["dequantize"] = str(not keep)
-    if checkpoint is not None:
-        alike["weights"] = checkpoint.digest()
-    groups = groups_of(plan.mesh, ranks)
-    made = numbers_made(out, persistent=False) if groups and out is not None else {}
-    agree("loading", failure, alike, groups, made)
-    assert out is not None
+
+    def prepare(plan: Plan) -> Ready:
+        own_rows = own_rows_wanted(cp, plan)
+        checkpoint, out = _open_checkpoint(model, plan, weights, dtype, hub, model_kwargs)
+        keep = plan.workload.quantized is not None if dequantize is None else not dequantize
+        alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
+        alike["dequantize"] = str(not keep)
+        if checkpoint is not None:
+            alike["weights"] = checkpoint.digest()
+        return Ready((checkpoint, out, own_rows, keep), alike, numbers_made(out, persistent=False))
+
+    plan, ranks, ready = meet(given, mesh, where, timeout, "loading", prepare)
+    checkpoint, out, own_rows, keep = ready
     options = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress, "keep": keep}
     split_and_read(out, plan, ranks, checkpoint, where, **options)
     if own_rows:
@@ -315,13 +320,14 @@ def apply(
             "hub id there is shardwright.load"
         )
     where = next((p.device for p in model.parameters() if not p.is_meta), None)
-    plan, ranks = meet(_plan_wanted(plan, tp, mesh, model), mesh, where, timeout)
-    own_rows = own_rows_wanted(cp, plan)
-    groups = groups_of(plan.mesh, ranks)
-    _, failure = tried(lambda: _refuse_other_model(model, plan))
-    alike = {"model": facts.of_module(model)} if groups else {}
-    made = numbers_made(model, persistent=True) if groups else {}
-    agree("applying the plan", failure, alike, groups, made)
+    given = _plan_wanted(plan, tp, mesh, model)
+
+    def prepare(plan: Plan) -> Ready:
+        _refuse_other_model(model, plan)
+        alike = {"model": facts.of_module(model)}
+        return Ready(own_rows_wanted(cp, plan), alike, numbers_made(model, persistent=True))
+
+    plan, ranks, own_rows = meet(given, mesh, where, timeout, "applying the plan", prepare)
     ranks = _split(model, plan, ranks)
     _finish(model, plan, ranks)
     if own_rows:

@@ -326,8 +326,9 @@ def front_for(module: nn.Module, reads: Callable[[type, frozenset[type]], set[st
     """
     if not has_forward(module):
         return BoundaryModule
-    own = any(p is not None for p in (*module._parameters.values(), *module._buffers.values()))
-    inner = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
-    kinds = frozenset(map(type, module.modules()))
-    local = own or not inner.isdisjoint(reads(type(module), kinds))
-    return LocalModule if local else BoundaryModule
+    if any(p is not None for p in (*module._parameters.values(), *module._buffers.values())):
+        return LocalModule
+    modules = [*module.modules()]
+    inner = {name for m in modules for name, p in m._parameters.items() if p is not None}
+    names = reads(type(module), frozenset(map(type, modules)))
+    return BoundaryModule if inner.isdisjoint(names) else LocalModule

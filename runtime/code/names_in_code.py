@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from inspect import isfunction
 from types import CodeType, FunctionType
 from typing import Any
@@ -64,7 +65,7 @@ def names_read(own: type, kinds: frozenset[type]) -> set[str]:
     """
     functions = methods_of(kinds)
     of = grouped((f.__name__, f) for f in functions if f.__name__ not in ("forward", "__call__"))
-    names = {*names_in(f.__code__ for f in methods_of([own]))}
+    names = names_in(f.__code__ for f in methods_of([own]))
     return names | _reached(of, names)
 
 
@@ -72,17 +73,23 @@ def _reached(of: dict[str, list[FunctionType]], first: Iterable[str]) -> set[str
     """The names in functions of these names, and in those that they call; `of` gets empty."""
     found, todo = set[str](), [*first]
     while todo:
-        more = {*names_in(f.__code__ for f in of.pop(todo.pop(), ()))} - found
+        more = names_in(f.__code__ for f in of.pop(todo.pop(), ())) - found
         found |= more
         todo += more
     return found
 
 
-def names_in(codes: Iterable[CodeType]) -> Iterator[str]:
+def names_in(codes: Iterable[CodeType]) -> set[str]:
     """Every name and string in code objects, and in functions within them."""
-    for code in (c for outer in codes for c in codes_in(outer)):
-        yield from code.co_names
-        yield from (constant for constant in code.co_consts if isinstance(constant, str))
+    return set[str]().union(*map(_names_of, codes))
+
+
+@lru_cache(4096)
+def _names_of(code: CodeType) -> frozenset[str]:
+    found = set[str]()
+    for within in codes_in(code):
+        found.update(within.co_names, (c for c in within.co_consts if isinstance(c, str)))
+    return frozenset(found)
 
 
 def classes_of(model: nn.Module) -> set[type]:

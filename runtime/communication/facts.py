@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.contract.plan_file import Plan, digest_of
+from shardwright.planner.contract.plan_file import Plan
 
 SAMPLES = 16
 """Values compared for each parameter."""
@@ -21,8 +21,8 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def of_plan(plan: Plan) -> str:
-    """Return a digest of a plan's contents, computed anew."""
-    return digest([digest_of(plan.model_dump())])
+    """Return the start of the digest of a plan that is `unedited`."""
+    return f"digest {plan.digest[:12]}"
 
 
 def of_module(module: nn.Module) -> str:

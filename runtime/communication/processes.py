@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh, forget_meshes
 from shardwright.runtime.ranks import rendezvous
-from shardwright.runtime.ranks.agreement import agree, gather, tried
+from shardwright.runtime.ranks.agreement import Facts, Numbers, agree, gather, tried
 from shardwright.runtime.ranks.failure import failed, noting_sockets
 
 
@@ -75,13 +75,32 @@ class Unplanned(NamedTuple):
     make: Callable[[], Plan]
 
 
+class Ready(NamedTuple):
+    """What a rank has done before it meets the others.
+
+    Attributes:
+        result: The result.
+        facts: What must be equal on all ranks, beside the plan.
+        numbers: Numbers that must be equal on all ranks, but for rounding.
+    """
+
+    result: Any = None
+    facts: Facts = {}
+    numbers: Numbers = {}
+
+
 def meet(
     plan: Plan | Unplanned,
     mesh: DeviceMesh | Mesh | None,
     device: torch.device | None,
     timeout: float,
-) -> tuple[Plan, Mesh]:
-    """Return the plan that all ranks have, and the mesh over its dims. Every rank calls this.
+    what: str = "starting",
+    prepare: Callable[[Plan], Ready] = lambda _: Ready(),
+) -> tuple[Plan, Mesh, Any]:
+    """Return the plan that all ranks have, the mesh over its dims, and what `prepare` did.
+
+    Every rank calls this. Ranks compare all that they were given in one exchange, which costs more
+    than most of `prepare` does; one more makes a plan that does not exist yet.
 
     Args:
         plan: the plan, the same on each rank; or what the first rank makes one with.
@@ -89,23 +108,33 @@ def meet(
         device: where this rank computes; by default where `pick_device` says.
         timeout: seconds until all ranks must be there, and for each collective of groups that are
             made here.
+        what: what the ranks do, for messages: "loading".
+        prepare: what this rank does with the plan, without others; the others hear if it fails.
 
     Raises:
+        Exception: that of `prepare`.
+        CheckpointError: `prepare` failed with one on another rank.
         DistributedError: the process is not under torchrun, the number of ranks is not the plan's,
-            a rank has another plan, or a rank died or did not come.
+            a rank has another plan, or a rank failed, died or did not come.
         PlanError: `mesh` has other dims than the plan.
     """
     end_in_order()
+    failure: Exception | None = None
+    groups, ready = None, None
     if mesh is None:
-        failure, groups = start(plan.mesh, pick_device(device), timeout), None
+        failure = start(plan.mesh, pick_device(device), timeout)
     else:
         mesh = mesh if isinstance(mesh, Mesh) else Mesh.from_device_mesh(mesh)
-        failure, groups = None, groups_of(plan.mesh, mesh)
-    given = facts.of_plan(plan) if isinstance(plan, Plan) else f"none, for {dict(plan.mesh)}"
-    agree("starting", failure, {"plan": given}, groups)
-    if not isinstance(plan, Plan):
+        groups = groups_of(plan.mesh, mesh)
+    if isinstance(plan, Unplanned):
+        agree("starting", failure, {"plan": f"none, for {dict(plan.mesh)}"}, groups)
         plan = _made(plan, [rendezvous.world()] if groups is None else groups)
-    return plan, mesh or new_mesh(plan, pick_device(device), timeout)
+    given: Plan = plan
+    if failure is None:
+        ready, failure = tried(lambda: prepare(given))
+    ready = ready or Ready()
+    agree(what, failure, {"plan": facts.of_plan(given), **ready.facts}, groups, ready.numbers)
+    return given, mesh or new_mesh(given, pick_device(device), timeout), ready.result
 
 
 def _made(plan: Unplanned, groups: Sequence[dist.ProcessGroup]) -> Plan:

@@ -169,6 +169,8 @@ def _view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x = args[0]
     if isinstance(x, DTensor):
         kind: type[SplitTensor] = ViewCopy if isinstance(x, ViewCopy) else SplitTensor
+        if op is aten.detach.default:  # of each gradient, in each backward pass
+            return kind(op(x._local_tensor), x._spec, requires_grad=False)  # type: ignore[call-arg]
         if x._spec.is_replicated():
             made = op(x._local_tensor, *args[1:], **kwargs)
             return tree_map(lambda out: kind.of(out, x._spec, out.shape), made)

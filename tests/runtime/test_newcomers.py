@@ -200,7 +200,7 @@ class Choosing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks: Any = nn.ModuleList([Block(), Block()])
         self.sparse = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
