@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,10 +51,12 @@ def compared(kind: str, cls: str, tp: int) -> Row:
     if isinstance(found, str):
         return {"verdict": "no small model", "why": found}
     config, model, given, want, tolerance = found
-    size = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
+    size: Row = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
     try:
         with tempfile.TemporaryDirectory() as folder:
+            begun = time.process_time()
             plan, load = _from(folder, config, model, tp)
+            size["planning"] = round(time.process_time() - begun, 1)
             ranks = run_ranks(tp, lambda mesh: _split(load(mesh), given))
     except ShardwrightError as error:
         return size | {"verdict": "refused", "why": repr(error)[:300]}

@@ -196,7 +196,7 @@ def collected(folding: Folding) -> set[str]:
     graph, owner = folding.graph, folding.owner
     far = {n for n, segment in owner.items() if not segment.last and not segment.sole}
     given = far & {*graph.outputs}
-    read, made = set[str](), set[str]()
+    read, made, afar, why = set[str](), set[str](), set[str](), ""
     for item in graph.timeline():
         if graph.priced(item) or any(n in owner for n in made_by(item)):
             continue
@@ -204,10 +204,13 @@ def collected(folding: Folding) -> set[str]:
         if not taken & (far | made):
             continue
         if isinstance(item, Boundary) and item.side == "in":
-            why = f"{item.module} takes what is read from blocks afar"
-            raise ReadFromAfar(why, _stacks(folding, read | taken))
+            why = why or f"{item.module} takes what is read from blocks afar"
+            afar |= read | taken
+            continue
         read |= taken & far
         made |= {*made_by(item)}
+    if afar:
+        raise ReadFromAfar(why, _stacks(folding, afar))
     return made | given | _everywhere(folding, read) | _numbered(folding)
 
 
