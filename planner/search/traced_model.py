@@ -191,7 +191,7 @@ class TracedModel:
             found = self._traces.get(at) or self._trace(*at)
             task = self._of_trace(found, workload, mesh, along)
             if at not in self._traces and task.numbered:
-                found = self._trace(*at, folds=False)
+                found = self._unfolded(found, *at)
                 task = self._of_trace(found, workload, mesh, along)
         for _ in range(0 if at in self._traces or any(at) else MAX_ROUNDS):
             now = time.monotonic()
@@ -218,6 +218,13 @@ class TracedModel:
             source = source.along_sequence(by_rows)
         found = trace_model(source, folds)
         return found._replace(unmasked=bool(source.masks() - found.source.masks()))
+
+    def _unfolded(self, found: Traced, along_sequence: bool, by_rows: bool) -> Traced:
+        """Trace all blocks, with the calls that could be traced with folded ones if that works."""
+        with suppress(ModelError):
+            again = trace_folded(found.source, known=Known(folds=False))
+            return again._replace(unmasked=found.unmasked)
+        return self._trace(along_sequence, by_rows, folds=False)
 
     def _of_trace(
         self,
