@@ -25,11 +25,9 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import split_and_read
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.code.closures import check_closures
-from shardwright.runtime.communication import facts
-from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.communication.processes import Ready, meet
 from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.model.unregistered import numbers_made, refuse_unregistered
-from shardwright.runtime.ranks.agreement import agree, tried
 
 STYLE = "shardwright"
 WANTED = "_shardwright_wanted"
@@ -156,19 +154,15 @@ HOOKED = "_is_hooked"
 
 def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str], how: Any) -> None:
     """Split a model on meta, and read this rank's shards of the files."""
-    ranks = Mesh.from_device_mesh(mesh)
-    groups = ranks.process_groups(plan.mesh)
 
-    def checked() -> Checkpoint:
+    def prepare(plan: Plan) -> Ready:
         check_identity(model, plan)
         check_closures(model)
         refuse_unregistered(model)
-        return Checkpoint.open(Path(files[0]).parent)
+        checkpoint = Checkpoint.open(Path(files[0]).parent)
+        alike = {"dtype": str(how.dtype), "weights": checkpoint.digest()}
+        return Ready(checkpoint, alike, numbers_made(model, persistent=False))
 
-    checkpoint, failure = tried(checked)
-    alike = {"plan": facts.of_plan(plan), "dtype": str(how.dtype)}
-    if checkpoint is not None:
-        alike["weights"] = checkpoint.digest()
-    agree("loading", failure, alike, groups, numbers_made(model, persistent=False))
     device = torch.device(next(iter((how.device_map or {"": "cpu"}).values())))
+    plan, ranks, checkpoint = meet(plan, mesh, device, what="loading", prepare=prepare)
     split_and_read(model, plan, ranks, checkpoint, device, dtype=how.dtype)

@@ -93,7 +93,7 @@ def meet(
     plan: Plan | Unplanned,
     mesh: DeviceMesh | Mesh | None,
     device: torch.device | None,
-    timeout: float,
+    timeout: float = 600.0,
     what: str = "starting",
     prepare: Callable[[Plan], Ready] = lambda _: Ready(),
 ) -> tuple[Plan, Mesh, Any]:
