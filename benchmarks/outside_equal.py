@@ -51,12 +51,10 @@ def compared(kind: str, cls: str, tp: int) -> Row:
     if isinstance(found, str):
         return {"verdict": "no small model", "why": found}
     config, model, given, want, tolerance = found
-    size: Row = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
+    size = {"parameters": sum(p.numel() for p in model.parameters()), "tolerance": tolerance}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            begun = time.process_time()
             plan, load = _from(folder, config, model, tp)
-            size["planning"] = round(time.process_time() - begun, 1)
             ranks = run_ranks(tp, lambda mesh: _split(load(mesh), given))
     except ShardwrightError as error:
         return size | {"verdict": "refused", "why": repr(error)[:300]}
@@ -83,6 +81,21 @@ def compared(kind: str, cls: str, tp: int) -> Row:
     most = max(tolerance, *moved), max(tolerance, *by_rounding)
     likely = outputs <= most[0] and gradients <= most[1]
     return row | {"verdict": "ill-conditioned" if likely else "wrong", "by_rounding": most}
+
+
+def timed(kind: str, cls: str, tp: int) -> Row:
+    """Return the row of a model type: processor seconds to plan its small model as users do."""
+    found = _small(kind, cls)
+    if isinstance(found, str):
+        return {"verdict": "no small model", "why": found}
+    with tempfile.TemporaryDirectory() as folder:
+        found[1].float().save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+        begun = time.process_time()
+        try:
+            shardwright.plan(folder, tp)
+        except ShardwrightError as error:
+            return {"verdict": "refused", "why": repr(error)[:300]}
+        return {"verdict": "planned", "seconds": round(time.process_time() - begun, 2)}
 
 
 def _shaken(model: nn.Module, seed: int) -> nn.Module:

@@ -4,6 +4,7 @@
     python -m benchmarks.outside_text --tp 2 clip vit     plans some
     python -m benchmarks.outside_text --part 1/8 --json FILE
     python -m benchmarks.outside_text --equal clip         compares small models (outside_equal.py)
+    python -m benchmarks.outside_text --timed clip         plans them with the default objective
 
 Of each model type one class of the auto mappings is taken, the one with the fullest task. Prints a
 row for each; a model that its own default config cannot build is "not built". Exits with 1 if an
@@ -24,7 +25,7 @@ from transformers import CONFIG_MAPPING, utils
 from transformers.models.auto import modeling_auto
 from transformers.utils import import_utils
 
-from benchmarks.outside_equal import compared
+from benchmarks.outside_equal import compared, timed
 from benchmarks.uses.models import APART, with_torchvision
 from benchmarks.zoo import Row, printed
 from benchmarks.zoo_ranks import sweep
@@ -54,6 +55,7 @@ backends["timm"] = (lambda: True, "")
 @click.option("--tp", default=2, show_default=True, help="Ranks to plan for.")
 @click.option("--made", is_flag=True, help="Only make inputs.")
 @click.option("--equal", is_flag=True, help="Compare small models with the unsharded ones.")
+@click.option("--timed", "times", is_flag=True, help="Only plan small models, and time that.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the model types.")
 @click.option("--limit", default=150.0, show_default=True, help="Processor seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
@@ -62,6 +64,7 @@ def main(
     tp: int,
     made: bool,
     equal: bool,
+    times: bool,
     part: str,
     limit: float,
     path: Path | None,
@@ -70,7 +73,9 @@ def main(
     k, n = map(int, part.split("/"))
     jobs = [(cls, kind) for kind, cls in classes().items() if not names or kind in names]
     jobs = jobs[k - 1 :: n]
-    row = partial(equal_row, tp) if equal else partial(planned, made, tp)
+    row = partial(planned, made, tp)
+    if equal or times:
+        row = partial(equal_row if equal else timed_row, tp)
     found = sweep(jobs, 1, row, 1, limit)
     counts = printed(found, "planning", len(jobs), path)
     sys.exit(1 if counts["failed"] else 0)
@@ -119,6 +124,11 @@ def equal_row(tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -
     begun = time.process_time()
     row: Row = {"kind": cls, "name": kind, **compared(kind, cls, tp)}
     return row | {"seconds": round(time.process_time() - begun, 1)}
+
+
+def timed_row(tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -> Row:
+    """Return the row of a small model of a type that is only planned."""
+    return {"kind": cls, "name": kind, **timed(kind, cls, tp)}
 
 
 if __name__ == "__main__":
