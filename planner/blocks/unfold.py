@@ -55,10 +55,17 @@ def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
         graph = folding.graph
         names = (*graph.tensors, *(op.name for op in graph.ops))
         return Unfolded(graph, {n: n for n in names}, {}, folding)
-    graph = folding.graph
-    if graph.unpriced:  # unpriced runs must not read blocks from afar either
-        _Unfolder(folding, graph, 3, graph.marks.collected).run()
-    return _Unfolder(folding, graph.priced_runs(), alike).run()
+    return _Unfolder(folding, folding.graph.priced_runs(), alike).run()
+
+
+def check_unpriced(folding: Folding) -> None:
+    """Check that unpriced runs do not read blocks from afar either.
+
+    Raises:
+        Unfoldable: they do.
+    """
+    if folding.segments and folding.graph.unpriced:
+        _Unfolder(folding, folding.graph, 3, folding.graph.marks.collected).run()
 
 
 class _Names(dict[str, str]):

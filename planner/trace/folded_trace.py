@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, Unused, fold
 from shardwright.planner.blocks.stacks import Stack, find_stacks, holders, shared_beyond, shortened
-from shardwright.planner.blocks.unfold import Unfolded, unfold
+from shardwright.planner.blocks.unfold import Unfolded, check_unpriced, unfold
 from shardwright.planner.contract.names import first_block, pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import matches
@@ -289,13 +289,18 @@ def _folded(
             error.in_priced_runs = _unfoldable(graph.priced_runs(), stacks, shared) is not None
             raise error
         _compare(graph, asked, source, skips, known)
-    return fold(graph, stacks, shared)
+    folding = fold(graph, stacks, shared)
+    if skips:  # otherwise `_unfoldable` has checked it
+        check_unpriced(folding)
+    return folding
 
 
 def _unfoldable(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str]) -> Unfoldable | None:
     """Return why a graph cannot be folded, if it cannot; it stays as it is."""
     try:
-        unfold(fold(graph.copied_for_folding(), stacks, shared), alike=3)
+        folding = fold(graph.copied_for_folding(), stacks, shared)
+        check_unpriced(folding)
+        unfold(folding, alike=3)
     except Unfoldable as error:
         return error
     return None
