@@ -123,7 +123,7 @@ def kept_dims(op: Any, args: Sequence[Any], shape: Sequence[int]) -> list[int | 
     def at(number: int, dims: int = len(shape)) -> int:
         return rest[number] % max(dims, 1) if len(rest) > number else 0
 
-    if name in ("detach", "alias"):
+    if name == "alias":
         return every
     if name in ("view", "_unsafe_view", "expand") and rest[0] == [*shape]:
         return every
