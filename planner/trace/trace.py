@@ -31,7 +31,6 @@ from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.record.identity import checked
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.state.code_state import look_anew
 
 
 def trace_model(source: Source, folds: bool = True) -> Traced:
@@ -44,7 +43,6 @@ def trace_model(source: Source, folds: bool = True) -> Traced:
     Raises:
         ModelError: the model cannot be traced.
     """
-    look_anew()
     with checked(source.module):
         return _traced(source, folds)
 

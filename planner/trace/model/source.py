@@ -31,6 +31,7 @@ from shardwright.planner.trace.runs.example_calls import example_calls
 from shardwright.planner.trace.runs.further_runs import SHOWS, Wish, decoded, wishes
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.unused_modules import more_runs, told_apart
+from shardwright.planner.trace.state.code_state import look_anew
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.model.build import as_dtype, building, move_to_meta
@@ -164,6 +165,7 @@ def read_source(
         CheckpointError: the checkpoint is quantized in a way that is not known.
         ModelError: not a model, unknown to transformers, or inputs are missing.
     """
+    look_anew()
     if python_references.is_code(model):
         model = python_references.made(model)
     if isinstance(model, (str, Path)):

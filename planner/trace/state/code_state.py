@@ -19,9 +19,16 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress, islice
+from itertools import compress, islice, repeat
 from operator import is_not
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -48,6 +55,9 @@ CODE = (type, ModuleType, FunctionType)
 """Types whose instances hold no integers or tensors of a model."""
 
 ABSENT: Any = object()
+
+MAX_KNOWN = 16
+"""Of how many sets of classes it is kept at most what they reach."""
 
 
 @contextmanager
@@ -147,6 +157,25 @@ def _names_of(owner: Any) -> Any:
     return vars(owner) if isinstance(owner, type) else owner
 
 
+class Slots:
+    """Thousands of slots, and what they all hold now: each kind of owner is looked up in one go."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        dicts = [slot for slot in slots if type(slot.owner) is dict]
+        types = [slot for slot in slots if isinstance(slot.owner, type)]
+        others = [s for s in slots if not (type(s.owner) is dict or isinstance(s.owner, type))]
+        self.slots = [*dicts, *types, *others]
+        self._in_dicts = [s.owner for s in dicts], [s.name for s in dicts]
+        self._in_types = [vars(s.owner) for s in types], [s.name for s in types]
+        self._elsewhere = [s.get for s in others]
+
+    def values(self) -> list[Any]:
+        """Return what each slot holds, or ABSENT."""
+        in_dicts = map(dict.get, *self._in_dicts, repeat(ABSENT))
+        in_types = map(MappingProxyType.get, *self._in_types, repeat(ABSENT))
+        return [*in_dicts, *in_types, *(get() for get in self._elsewhere)]
+
+
 class Snapshot:
     """What slots hold, and the contents of the containers in them and among `held`.
 
@@ -156,10 +185,10 @@ class Snapshot:
         contents: The contents.
     """
 
-    def __init__(self, slots: Sequence[Slot], held: Sequence[Any]) -> None:
-        self._slots, self._values = slots, [slot.get() for slot in slots]
+    def __init__(self, slots: Slots, held: Sequence[Any]) -> None:
+        self._now, self._slots, self._values = slots.values, slots.slots, slots.values()
         functions = [_function_of(value) for value in self._values]
-        each = zip(slots, self._values, functions, strict=True)
+        each = zip(self._slots, self._values, functions, strict=True)
         self.cached = [(slot, value) for slot, value, f in each if isinstance(f, LruCache)]
         self.caches = [getattr(f, "cached", f) for f in functions if isinstance(f, CACHES)]
         kinds = {id(type(v)): type(v) for v in self._values}  # a type need not be hashable
@@ -194,7 +223,7 @@ class Snapshot:
             slot.set(value)
 
     def _changes(self) -> Iterable[bool]:
-        return map(is_not, [slot.get() for slot in self._slots], self._values)
+        return map(is_not, self._now(), self._values)
 
 
 class Uncached:
@@ -289,9 +318,9 @@ class _Reached:
         The last snapshot is used if all is as it was: to look into containers takes much longer.
         """
         if own:
-            return Snapshot([*self.slots, *own], self.held)
+            return Snapshot(Slots([*self.slots, *own]), self.held)
         if self._last is None or not self._last.holds():
-            self._last = Snapshot(self.slots, self.held)
+            self._last = Snapshot(Slots(self.slots), self.held)
         return self._last
 
     def clear_caches(self, but: Iterable[Any]) -> None:
@@ -365,15 +394,25 @@ class _Reached:
                 self._owners[name].append(owner)
 
 
-@functools.lru_cache(maxsize=16)
+_known: dict[tuple[frozenset[Any], int], _Reached] = {}
+
+
 def _reached(code: frozenset[Any], modules: int) -> _Reached:
-    """Return what code reaches. With more Python `modules` imported it may reach more."""
-    return _Reached(code)
+    """Return what code reaches, or what more code reaches: towers are tried alone, for example.
+
+    With more Python `modules` imported it may reach more.
+    """
+    for (known, count), reached in _known.items():
+        if code <= known and count == modules:
+            return reached
+    if len(_known) >= MAX_KNOWN:
+        look_anew()
+    return _known.setdefault((code, modules), _Reached(code))
 
 
 def look_anew() -> None:
     """Forget what code was found to reach: users may have changed it since the last plan."""
-    _reached.cache_clear()
+    _known.clear()
 
 
 STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
