@@ -31,6 +31,7 @@ from shardwright.planner.trace.runs.further_runs import Wish
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import NoCache, Run, RunRefused, needs_cache
 from shardwright.planner.trace.runs.training_runs import in_training
+from shardwright.planner.trace.runs.trials import Trials
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trace_runs import trace_runs
 
@@ -79,14 +80,15 @@ def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Trace
         further = _and_in_training(replace(of, more=(), further=())) if training else ()
         return tried(of, 0, further, True).graph.reads_left_attributes
 
-    best = _in_eval_mode(source, partial(tried, source))
+    trials = Trials(source.module)
+    best = _in_eval_mode(source, partial(tried, source), trials)
     if best.graph.leaves_attributes and keeps(source):
         source = replace(source, keeps=True)
         before = best.source
         try:  # with the runs that could be traced before
             best = tried(source, len(before.more), before.further, not best.folding.stacks)
         except (ModelError, Unfoldable):
-            best = _in_eval_mode(source, partial(tried, source))
+            best = _in_eval_mode(source, partial(tried, source), trials)
     graph, folded = best.graph, bool(best.folding.stacks)
     large = len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * len(graph.branch_paths)
     if graph.holds_in_training or (large and not source.trains):
@@ -114,7 +116,9 @@ def _and_in_training(source: Source) -> tuple[Run, ...]:
     return (*source.further, *in_training(source.runs), *again)
 
 
-def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]) -> Traced:
+def _in_eval_mode(
+    source: Source, tried: Callable[[int, Sequence[Run], bool], Traced], trials: Trials
+) -> Traced:
     """Do the same as `trace_all`, without training mode.
 
     `tried` traces the given number of `source.more`, and further runs.
@@ -122,14 +126,13 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     Raises:
         ModelError: the first run cannot be traced.
     """
-    whole = False
+    whole, every = False, partial(tried, len(source.more))
     try:
-        return _at_once(source.wishes, (), False, partial(tried, len(source.more)), first=True)
+        return _at_once(source.wishes, (), False, every, trials, first=True)
     except Unfoldable as error:
         if error.in_priced_runs:  # so would be the plain call alone
             with suppress(ModelError):
-                every = partial(tried, len(source.more))
-                return _at_once(source.wishes, (), True, every, first=True)
+                return _at_once(source.wishes, (), True, every, trials, first=True)
     except ModelError:
         whole = True  # it failed with all blocks as well
     best = tried(0, (), True)
@@ -147,7 +150,7 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
         if n == 1:
             with suppress(ModelError, Unfoldable):
                 rest, before = source.wishes[1:], best.source.further
-                return _at_once(rest, before, not folded, partial(tried, more))
+                return _at_once(rest, before, not folded, partial(tried, more), trials)
         # Masks are too common to leave out: for these all blocks may be traced.
         ways = (False, True) if folded and n == 0 else (not folded,)
         for way, run in product(ways, wish):
@@ -162,6 +165,7 @@ def _at_once(
     before: Sequence[Run],
     whole: bool,
     tried: Callable[[Sequence[Run], bool], Traced],
+    trials: Trials,
     first: bool = False,
 ) -> Traced:
     """Trace wishes all at once, behind further runs, without the alternatives that are refused.
@@ -170,7 +174,7 @@ def _at_once(
         ModelError, Unfoldable: it is not known which run is refused, or nothing is left of the
             first wish, and `first` says that it is needed.
     """
-    left = [*wishes]
+    left = trials.left(wishes)
     while True:
         try:
             return tried((*before, *(wish[0] for wish in left)), whole)
@@ -182,7 +186,7 @@ def _at_once(
             if isinstance(refused.__cause__, NoCache):
                 left[-behind:] = _without_cache(left[-behind:])
             else:
-                left[-behind] = left[-behind][1:]
+                left[-behind] = trials.without_refused(left[-behind])
             if first and not left[0]:
                 raise
             left = [wish for wish in left if wish]
@@ -260,7 +264,7 @@ def trace_folded(source: Source, whole: bool = True, known: Known | None = None)
     if not whole and foldable and (stacks := find_stacks(module, label=labels, owners=owners)):
         error = Unfoldable("only the whole model can be traced with these calls")
         left_out = known.left_out(_priced(source))
-        error.in_priced_runs = all(stack.path in left_out for stack in stacks)
+        error.in_priced_runs = not known.folds or all(stack.path in left_out for stack in stacks)
         raise error from refused
     return Traced(source, unfold(Folding(traced(source, known))))
 

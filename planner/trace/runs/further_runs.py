@@ -47,12 +47,20 @@ SHOWS = {*SWITCHES, *EMBEDDED, ENCODER_OUTPUTS, SEEN}
 SPANS = ("start_positions", "end_positions")
 """Labels with one number per sequence."""
 
+OF_TEXT = {*GROWING, *MASKS, SWITCH}
+"""The arguments of calls with text alone."""
+
 
 def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     """Return the further calls to trace; `inputs` are the inputs of the plain call by name."""
     masks = padding(module, inputs)
     more = {name: True for name in SWITCHES if has_switch(module, name) and name not in inputs}
     labels = list(_labels(_names(module), inputs))
+    trials = Trials(module)
+    while labels and not inputs.keys() <= OF_TEXT:  # others often have losses of their own
+        if trials.attempt(_run({**inputs, **masks, **labels[0]})) is not Trial.FAILS:
+            break
+        del labels[0]
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
     full += [*({**masks, **found} for found in labels), masks]
     found = [tuple(_run({**inputs, **more}) for more in full if more)]
@@ -91,13 +99,12 @@ def _kept_cache(model: Any, inputs: dict[str, Any]) -> str:
 
 def _text_alone(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
     """Return the call with the tokens of `inputs` and no images or sounds, if there are any."""
-    known = {*GROWING, *MASKS, SWITCH}
-    beside = {name for name, v in inputs.items() if isinstance(v, Tensor) and name not in known}
+    beside = {name for name, v in inputs.items() if isinstance(v, Tensor) and name not in OF_TEXT}
     names = _names(module)
     needed = {n for n in beside if n in names and names[n].default is inspect.Parameter.empty}
     if not beside or needed or not isinstance(inputs.get(GROWING[-1]), Tensor):
         return []
-    text = {name: value for name, value in inputs.items() if name in known}
+    text = {name: value for name, value in inputs.items() if name in OF_TEXT}
     if Trials(module).attempt(_run(text)) is Trial.FAILS:
         return []
     return decoded(module, text, tokens=()) or [(_run(text),)]

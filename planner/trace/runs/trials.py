@@ -6,13 +6,14 @@ place with all blocks, all blocks are not tried again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import TypeVar
 
 from torch import nn
 
-from shardwright.planner.blocks.stacks import find_stacks, shortened
+from shardwright.planner.blocks.stacks import Stack, find_stacks, shortened
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.data_queries.model_code import Lines, lines_of
 from shardwright.planner.trace.model.module_copies import duplicated
@@ -35,9 +36,16 @@ class Trials:
     """Tries calls of `root`, which must not change meanwhile."""
 
     def __init__(self, root: nn.Module) -> None:
-        self.root, self.stacks = root, find_stacks(root)
+        self.root = root
         self._alike: set[Lines] = set()
         """Places where calls end with all blocks as well."""
+        self._failing: set[int] = set()
+        """The ids of `kwargs` of runs that fail by themselves."""
+
+    @cached_property
+    def stacks(self) -> list[Stack]:
+        """The stacks of blocks of `root`."""
+        return find_stacks(self.root)
 
     def attempt(self, run: Run) -> Trial:
         """Return how `run` ends."""
@@ -54,6 +62,27 @@ class Trials:
         except Exception:  # the code may raise anything
             return Trial.FAILS
         return Trial.RUNS
+
+    def left(self, wishes: Sequence[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
+        """Return lists of alternative runs without those that were found to fail by themselves."""
+        kept = (tuple(run for run in wish if id(run.kwargs) not in self._failing) for wish in wishes)
+        return [wish for wish in kept if wish]
+
+    def without_refused(self, wish: tuple[Run, ...]) -> tuple[Run, ...]:
+        """Return alternative runs without the first one, which was refused, and those like it.
+
+        These have the same arguments, and fail too. Whether one fails that goes on from the state
+        of other runs takes as long to find out as tracing them.
+        """
+        refused, rest = wish[0], wish
+        while rest and rest[0].kwargs.keys() == refused.kwargs.keys() and self._fails(rest[0]):
+            rest = rest[1:]
+        return rest[1:] if rest and rest[0] is refused else rest
+
+    def _fails(self, run: Run) -> bool:
+        fails = not run.resumes and self.attempt(run) is Trial.FAILS
+        self._failing |= {id(run.kwargs)} if fails else set()
+        return fails
 
     def made(self, call: Callable[[], T]) -> T:
         """Return what `call` makes with a copy of the model.
