@@ -31,7 +31,8 @@ def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
 @contextmanager
 def replaced(where: Any, **values: Any) -> Iterator[None]:
     """Set attributes of a module, class or object within the context, and restore them after it."""
-    before = {name: own for name, own in vars(where).items() if name in values}
+    own = vars(where)
+    before = {name: own[name] for name in values if name in own}
     try:
         for name, value in values.items():
             setattr(where, name, value)

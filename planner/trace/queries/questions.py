@@ -106,8 +106,6 @@ function, the original function and the arguments.
 """
 
 _by_id = {id(question): question for question in ANSWERS}
-_bindings_of: dict[str, tuple[int, list[tuple[str, Any]]]] = {}
-"""Python module that was searched -> its number of names, and its names of query functions."""
 
 
 @contextmanager
@@ -131,7 +129,7 @@ def answered() -> Iterator[None]:
     def enter_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         enter(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
-    held = [(names, name, question, names[name]) for names, name, question in _bindings()]
+    held = [(names, name, question, names[name]) for names, name, question in _bindings.found()]
     try:
         for names, name, question, before in held:
             names[name] = answering(question, before)
@@ -142,20 +140,42 @@ def answered() -> Iterator[None]:
             names[name] = before
 
 
-def _bindings() -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield (namespace, name, query function) for each binding of a query function.
+class _Bindings:
+    """The names of query functions in all Python modules, which have some hundred thousand names.
 
-    A Python module is searched again only if its number of names has changed: all modules together
-    have some hundred thousand names.
+    A module is searched again only if its number of names has changed.
     """
-    for module, names in [(n, getattr(m, "__dict__", None)) for n, m in list(sys.modules.items())]:
-        if type(names) is not dict:
-            continue
-        if (known := _bindings_of.get(module)) is None or known[0] != len(names):
-            searched = names is vars(torch) or not is_plumbing(module)
-            values = list(names.items()) if searched else ()
-            found = [(n, _by_id[id(v)]) for n, v in values if id(v) in _by_id]
-            known = _bindings_of[module] = len(names), found
-        for name, question in known[1]:
-            if name in names:
-                yield names, name, question
+
+    def __init__(self) -> None:
+        self._modules: list[Any] = []
+        self._spaces: list[tuple[str, dict[str, Any]]] = []
+        self._lengths: list[int] = []
+        self._found: list[tuple[dict[str, Any], str, Any]] = []
+        self._known: dict[str, tuple[int, list[tuple[str, Any]]]] = {}
+
+    def found(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return (namespace, name, query function) for each binding of a query function."""
+        modules = list(sys.modules.values())
+        if [*map(id, modules)] != [*map(id, self._modules)]:
+            names = [(n, getattr(m, "__dict__", None)) for n, m in list(sys.modules.items())]
+            self._spaces = [(n, own) for n, own in names if type(own) is dict and _searched(n, own)]
+            self._modules, self._lengths = modules, []
+        lengths = [len(names) for _, names in self._spaces]
+        if lengths != self._lengths:
+            found = ((names, self._in(module, names)) for module, names in self._spaces)
+            self._found = [(names, *binding) for names, bindings in found for binding in bindings]
+            self._lengths = lengths
+        return [binding for binding in self._found if binding[1] in binding[0]]
+
+    def _in(self, module: str, names: dict[str, Any]) -> list[tuple[str, Any]]:
+        if (known := self._known.get(module)) is None or known[0] != len(names):
+            found = [(n, _by_id[id(v)]) for n, v in [*names.items()] if id(v) in _by_id]
+            known = self._known[module] = len(names), found
+        return known[1]
+
+
+def _searched(module: str, names: dict[str, Any]) -> bool:
+    return names is vars(torch) or not is_plumbing(module)
+
+
+_bindings = _Bindings()
