@@ -102,7 +102,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
     A module that depends on data is added to `opaque`, and the runs are made again without tracing
     it. If code fails under export, the runs are made again without telling it that it is exported.
     """
-    with alone(), warnings.catch_warnings(), traceable(module), parametrized.refused(module):
+    with alone(), warnings.catch_warnings(), parametrized.refused(module):
         warnings.simplefilter("ignore")
         tries, numbers = _Tries(module, runs, opaque), KeptNumbers()
         while True:
@@ -111,6 +111,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             try:
                 with (
                     isolated(module) as outside,
+                    traceable(module),
                     boundaries.marked(module) as (entered, noted),
                     sourced_attributes.marked(module, top) as provenance,
                 ):

@@ -43,7 +43,8 @@ LruCache = type(functools.lru_cache(lambda: None))
 
 FUNCTIONS = (FunctionType, LruCache)
 
-LIBRARIES = {"torch", "shardwright", "numpy", *sys.stdlib_module_names}
+OF_FILES = "huggingface_hub safetensors filelock tqdm psutil packaging httpx httpx2 requests yaml"
+LIBRARIES = {"torch", "shardwright", "numpy", *OF_FILES.split(), *sys.stdlib_module_names}
 """Packages whose code keeps no state of a model."""
 
 CALLED = ("forward", "__init__", "__new__", "__call__", "__getattr__", "__getitem__", "__setitem__")

@@ -24,6 +24,9 @@ def hidden_until_asked(
     A read calls `found`, and its result becomes the attribute. Attributes that are never read are
     put back at the end.
     """
+    if not places:
+        yield
+        return
     changed = [modules[path] for path in {place.path for place in places}]
     for place in places:
         module = modules[place.path]

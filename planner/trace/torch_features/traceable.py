@@ -29,7 +29,7 @@ def traceable(module: nn.Module) -> Iterator[None]:
         (torch.utils, "swap_tensors", _refuse_swap),
         (nn.Module, "load_state_dict", _refuse_state),
         (stateless, "_functional_call", partial(_call_root, stateless._functional_call)),
-        (nn.Module, "__setattr__", partial(_set, nn.Module.__setattr__)),
+        (nn.Module, "register_parameter", partial(_register, nn.Module.register_parameter)),
     ]
     features = *torchscript.PATCHES, *flex_attention.PATCHES, *higher_order_ops.PATCHES
     with (
@@ -43,21 +43,12 @@ def traceable(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def _set(before: Callable[..., None], module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute; `self.weight *= 2` sets a parameter to itself.
-
-    Raises:
-        ModelError: a parameter is set to a tensor. What another parameter does is noted later.
-    """
-    held = module.__dict__.get("_parameters", {}).get(name)
-    if held is None or not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
-        if held is None or held is not value:
-            before(module, name, value)
-    elif held is not value:
-        raise ModelError(
-            f"a forward sets the parameter '{name}' of a {type(module).__name__} to a tensor: set "
-            f"its data (self.{name}.data = tensor)"
-        )
+def _register(
+    before: Callable[..., None], module: nn.Module, name: str, param: nn.Parameter | None
+) -> None:
+    """Set a parameter; `self.weight *= 2` sets it to itself. (Torch refuses other tensors.)"""
+    if param is None or module.__dict__.get("_parameters", {}).get(name) is not param:
+        before(module, name, param)
 
 
 def _refuse_state(module: nn.Module, *_: Any, **__: Any) -> NoReturn:
