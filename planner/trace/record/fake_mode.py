@@ -58,8 +58,8 @@ FOR_DEVICES = {
 }
 """Ops that torch's mode special-cases because their tensors may be on several devices."""
 
-MAX_CACHED_RESULTS = 10_000
-"""The most results that are cached."""
+MAX_CACHED_RESULTS = 20_000
+"""The most results that are cached; then all are dropped."""
 
 VIEWS = {
     aten.view.default,
@@ -239,7 +239,9 @@ class OnMeta(FakeTensorMode):
 
 def keep(key: Hashable, made: Tensor, first: Tensor | None) -> None:
     """Keep the result of a call; with `first`, it is in the memory of this first argument."""
-    if made.layout == torch.strided and len(_kept) < MAX_CACHED_RESULTS:
+    if made.layout == torch.strided:
+        if len(_kept) >= MAX_CACHED_RESULTS:  # most are of models that were planned before
+            _kept.clear()
         start = None if first is None else int(made.storage_offset() - first.storage_offset())
         _kept[key] = made.shape, made.stride(), made.dtype, start
 
