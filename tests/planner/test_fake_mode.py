@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from shardwright.planner.trace.record import fake_mode
 from shardwright.planner.trace.record.fake_mode import LikeReal, OnMeta
 from shardwright.planner.trace.trial import kept_results
 
@@ -152,3 +153,14 @@ def test_default_dtype() -> None:
         assert torch.float64 in said(mode, CALLS["by default dtype"]) and torch.float32 in before
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_of_many_kept_results_the_last_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may plan one model after the other."""
+    monkeypatch.setattr(fake_mode, "MAX_CACHED_RESULTS", 3)
+    monkeypatch.setattr(fake_mode, "_kept", kept := {})
+    with OnMeta():
+        for length in range(1, 9):
+            torch.empty(length, device="meta").sigmoid()
+            assert 0 < len(kept) <= 3
+            assert any(shape == (length,) for shape, *_ in kept.values())

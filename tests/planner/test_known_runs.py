@@ -216,7 +216,7 @@ def test_a_plain_call_that_fails_among_others_is_not_tried_alone(
     )  # fmt: skip
     found, unfolded, _ = trace_all(source)
     assert not unfolded.folding.stacks and found.further == source.further
-    assert len(traces) == 3  # a block of each kind for both calls; all blocks for one, and for both
+    assert len(traces) == 2  # a block of each kind for both calls, and all blocks for both
 
 
 class Asks(Towers):

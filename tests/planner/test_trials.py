@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.planner.trace.runs import trials
+from shardwright.planner.trace.runs.further_runs import wishes
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trials import Trial, Trials
 
@@ -74,3 +75,38 @@ def test_a_model_without_blocks_is_tried_once(tried: list[int]) -> None:
     model.blocks = model.blocks[:2]
     assert Trials(model).attempt(given(DIM + 1)) is Trial.FAILS
     assert tried == [2]
+
+
+def test_alternatives_like_a_refused_one_are_left_out_if_they_fail() -> None:
+    of = Trials(Stack().to("meta"))
+    wide, wider, right = given(DIM + 1), given(DIM + 2), given(DIM)
+    other = Run("", (), {"x": torch.empty(3, DIM + 1, device="meta")})
+    assert of.without_refused((wide, wider, right, other)) == (right, other)
+    assert of.left([(wide,), (wider, right, other)]) == [(right, other)]
+
+
+def test_of_alternatives_that_run_only_the_refused_one_is_left_out() -> None:
+    of = Trials(Stack().to("meta"))
+    refused, right = given(DIM), given(DIM)
+    assert of.without_refused((refused, right)) == (right,)
+    assert of.left([(refused,)]) == [(refused,)]
+
+
+class Scored(nn.Module):
+    """Takes features, and labels with one number a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(DIM, DIM)
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        out = self.head(features).mean(1)
+        return out if labels is None else nn.functional.cross_entropy(out, labels)
+
+
+@pytest.mark.parametrize(("dims", "labelled"), [(3, True), (4, False)])
+def test_labels_that_a_loss_refuses_are_not_traced(dims: int, labelled: bool) -> None:
+    """With a dim more the loss takes labels of two dims."""
+    features = torch.empty(*(3, 5, 7)[: dims - 1], DIM, device="meta")
+    found = wishes(Scored().to("meta"), {"features": features})
+    assert any("labels" in run.kwargs for wish in found for run in wish) is labelled

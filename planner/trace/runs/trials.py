@@ -65,7 +65,8 @@ class Trials:
 
     def left(self, wishes: Sequence[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
         """Return lists of alternative runs without those that were found to fail by themselves."""
-        kept = (tuple(run for run in wish if id(run.kwargs) not in self._failing) for wish in wishes)
+        failing = self._failing
+        kept = (tuple(run for run in wish if id(run.kwargs) not in failing) for wish in wishes)
         return [wish for wish in kept if wish]
 
     def without_refused(self, wish: tuple[Run, ...]) -> tuple[Run, ...]:

@@ -46,7 +46,10 @@ def traceable(module: nn.Module) -> Iterator[None]:
 def _register(
     before: Callable[..., None], module: nn.Module, name: str, param: nn.Parameter | None
 ) -> None:
-    """Set a parameter; `self.weight *= 2` sets it to itself. (Torch refuses other tensors.)"""
+    """Set a parameter, but not to itself, as `self.weight *= 2` does. Torch refuses other tensors.
+
+    A parameter that was computed with is no leaf, which torch refuses as well.
+    """
     if param is None or module.__dict__.get("_parameters", {}).get(name) is not param:
         before(module, name, param)
 
