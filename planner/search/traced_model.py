@@ -28,7 +28,7 @@ from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import OpenSequence, open_sequence
-from shardwright.planner.trace.folded_trace import Traced, trace_folded
+from shardwright.planner.trace.folded_trace import Traced, is_large, trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
@@ -221,9 +221,13 @@ class TracedModel:
 
     def _unfolded(self, found: Traced, along_sequence: bool, by_rows: bool) -> Traced:
         """Trace all blocks, with the calls that could be traced with folded ones if that works."""
+        source, known = found.source, Known(folds=False)
+        priced = found.unfolded.graph
+        if is_large(priced, len({op.traced_call for op in priced.ops})) and not source.trains:
+            source = source.in_eval_mode()
+            known.differing.append(source.runs)
         with suppress(ModelError):
-            again = trace_folded(found.source, known=Known(folds=False))
-            return again._replace(unmasked=found.unmasked)
+            return trace_folded(source, known=known)._replace(unmasked=found.unmasked)
         return self._trace(along_sequence, by_rows, folds=False)
 
     def _of_trace(

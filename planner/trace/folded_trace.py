@@ -90,7 +90,7 @@ def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Trace
         except (ModelError, Unfoldable):
             best = _in_eval_mode(source, partial(tried, source), trials)
     graph, folded = best.graph, bool(best.folding.stacks)
-    large = len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * len(graph.branch_paths)
+    large = is_large(graph, len(graph.branch_paths))
     if graph.holds_in_training or (large and not source.trains):
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
@@ -103,6 +103,11 @@ def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Trace
             if {*map(pattern, found.graph.untraced)} <= {*map(pattern, graph.untraced)}:
                 return found
     return best
+
+
+def is_large(graph: Graph, calls: int) -> bool:
+    """Return whether the graph of some calls is too large to be traced in training mode, too."""
+    return len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * calls
 
 
 def _with_training(source: Source, best: Source) -> tuple[Source, int, tuple[Run, ...]]:

@@ -110,3 +110,41 @@ def test_training_mode_of_a_large_trace(monkeypatch: pytest.MonkeyPatch) -> None
             apply(copy.deepcopy(model), without, mesh).train()(*given)
 
     run_ranks(2, rank)
+
+
+class Numbered(nn.Module):
+    """Its code depends on the index of a block, and on the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mlp() for _ in range(9))
+        self.tap = Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number in (4, 6):
+                x = x + self.tap(x)
+        return self.tap(x if self.training else 2 * x)
+
+
+@pytest.mark.parametrize("most", [20, 1000])
+def test_training_mode_of_a_trace_that_is_large_without_folding(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(folded_trace, "MAX_OPS_TO_TRACE_IN_TRAINING", most)
+    model, inputs = Numbered().double().eval(), features(WIDTH)
+    plan = planned(model, inputs, 2)
+    given = inputs(2, 7)
+    want = [copy.deepcopy(model).train(mode)(*given) for mode in (False, True)]
+
+    def rank(mesh: Mesh) -> None:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        torch.testing.assert_close(local(*given), want[False])
+        if most == 1000:
+            torch.testing.assert_close(local.train()(*given), want[True])
+        else:
+            with pytest.raises(UsageError, match="proven for eval mode alone"):
+                local.train()(*given)
+
+    run_ranks(2, rank)
