@@ -115,7 +115,7 @@ class Prover:
         return Proven(
             proven,
             tuple(sorted({0, plan.world_size - 1})) if task.tp * task.cp > 1 else (0,),
-            sum(len(run.watched) for run in task.dry_runs),
+            sum(len(run.watched) for run in task.dry.each),
             len(graph.ops),
             len(graph.boundaries) + len(graph.uses),
         )

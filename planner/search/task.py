@@ -18,16 +18,14 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import kept_activations
 from shardwright.planner.cost.recomputation import recomputation
-from shardwright.planner.dry_run.block_dedup import calls_between_blocks
-from shardwright.planner.dry_run.dry_run import DryRun, repeats_of
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin
+from shardwright.planner.search.dry_runs import DryRuns
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.states import States
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.runtime.modules.recomputation import recomputable
 
 T = TypeVar("T")
@@ -92,16 +90,14 @@ class Task:
         return self.folding.graph
 
     @cached_property
-    def untraced(self) -> Opaque:
-        """The modules of the full model that are not traced, by their representatives."""
-        found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
-        return self._opaque(found)
+    def dry(self) -> DryRuns:
+        """The dry runs of the model."""
+        return DryRuns(self.source, self.unfolded)
 
-    @cached_property
-    def traced_names(self) -> dict[str, str]:
+    @property
+    def traced_names(self) -> Mapping[str, str]:
         """Module of the full model -> the traced module that represents it."""
-        names = (n for n, _ in self.source.module.named_modules())
-        return {n: self.folding.traced_name(n) for n in names}
+        return self.dry.traced_names
 
     @cached_property
     def recomputable(self) -> dict[str, int]:
@@ -162,41 +158,6 @@ class Task:
         graph, origin = self.unfolded.graph, self.unfolded.origin
         kept = kept_activations(graph, recomputation(graph, self.workload.recomputed))
         return Counter(origin[name] for name in kept)
-
-    @cached_property
-    def dry_runs(self) -> list[DryRun]:
-        """The dry runs: the full model, and with folded blocks the traced blocks for all runs."""
-        root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
-        brief = len(self.source.further) if stacks else 0
-        origin = self.unfolded.origin
-        watched = [(m, slot, origin[t]) for m, slot, t in self.unfolded.graph.watched]
-        again = [*repeats_of(self.unfolded.graph, origin)]
-        full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched, stacks, again)
-        if not stacks:
-            return [full]
-        opaque = self._opaque({n: n for n in self.graph.untraced})
-        again = [*repeats_of(self.graph)]
-        return [full, DryRun(root, stacks, runs, opaque, self.graph.watched, (), again)]
-
-    @property
-    def numbered(self) -> bool:
-        """Whether the code in or between folded blocks depends on the index of a block."""
-        stacks = self.folding.stacks
-        if not stacks:
-            return False
-        full, brief = (run.unsharded(every_block=False) for run in self.dry_runs)
-        if full.numbered or brief.calls is None:
-            return full.numbered
-        # No calls: the code failed on index objects that record reads, so it computes with them.
-        return full.calls is None or not (
-            calls_between_blocks(full.calls, stacks) <= calls_between_blocks(brief.calls, stacks)
-        )
-
-    def _opaque(self, alike: Mapping[str, str]) -> Opaque:
-        """The modules that are not traced, with the data queries of the trace."""
-        graph = self.graph
-        how = graph.stand_ins, graph.branch_paths, graph.skips
-        return Opaque(self.source.module, alike, *how)
 
     def ranks(self, states: States) -> list[Coords]:
         """Coordinates of each rank on mesh dims and sub-axes. The last mesh dim varies fastest."""

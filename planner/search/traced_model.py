@@ -25,10 +25,11 @@ from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.lost_lengths import keep_beside_lost
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.problem.pins import Pin
+from shardwright.planner.search.dry_runs import DryRuns
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import OpenSequence, open_sequence
-from shardwright.planner.trace.folded_trace import Traced, is_large, trace_folded
+from shardwright.planner.trace.folded_trace import Traced, trace_folded
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.other_lengths import with_other_lengths
@@ -190,7 +191,7 @@ class TracedModel:
         with traced_until(math.inf if self._traces else late):
             found = self._traces.get(at) or self._trace(*at)
             task = self._of_trace(found, workload, mesh, along)
-            if at not in self._traces and task.numbered:
+            if at not in self._traces and task.dry.numbered:
                 found = self._unfolded(found, *at)
                 task = self._of_trace(found, workload, mesh, along)
         for _ in range(0 if at in self._traces or any(at) else MAX_ROUNDS):
@@ -216,18 +217,14 @@ class TracedModel:
         source = replace(self.source, trains=trains, recomputed=firsts, pins=self.pins)
         if along_sequence or by_rows:
             source = source.along_sequence(by_rows)
-        found = trace_model(source, folds)
+        found = trace_model(source, folds, _is_numbered)
         return found._replace(unmasked=bool(source.masks() - found.source.masks()))
 
     def _unfolded(self, found: Traced, along_sequence: bool, by_rows: bool) -> Traced:
         """Trace all blocks, with the calls that could be traced with folded ones if that works."""
-        source, known = found.source, Known(folds=False)
-        priced = found.unfolded.graph
-        if is_large(priced, len({op.traced_call for op in priced.ops})) and not source.trains:
-            source = source.in_eval_mode()
-            known.differing.append(source.runs)
         with suppress(ModelError):
-            return trace_folded(source, known=known)._replace(unmasked=found.unmasked)
+            again = trace_folded(found.source, known=Known(folds=False))
+            return again._replace(unmasked=found.unmasked)
         return self._trace(along_sequence, by_rows, folds=False)
 
     def _of_trace(
@@ -290,6 +287,12 @@ class TracedModel:
         if asked is None:
             return task if workload.recomputed else replace(task, recomputing=computing)
         return replace(task, workload=workload.model_copy(update={"recomputed": blocks}))
+
+
+def _is_numbered(found: Traced) -> bool:
+    """Return whether code of the plain call depends on the index of a block that was folded."""
+    plain = replace(found.source, more=(), further=(), keeps=False)
+    return DryRuns(plain, found.unfolded).numbered
 
 
 def _recomputed(task: Task, asked: Mapping[str, int] | bool) -> dict[str, int]:

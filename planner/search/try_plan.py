@@ -139,7 +139,7 @@ def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -
         if sizes in ran and not every_block:
             continue
         ran.append(sizes)
-        for run in task.dry_runs:
+        for run in task.dry.each:
             if (mismatch := run.mismatch(plan, at, sizes, every_block)) is not None:
                 return mismatch
     return None

@@ -57,12 +57,26 @@ class Traced(NamedTuple):
         return self.folding.graph
 
 
-def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Traced:
+Numbered = Callable[[Traced], bool]
+"""Whether code depends on the index of a block that was folded."""
+
+
+def trace_all(
+    source: Source,
+    folds: bool = True,
+    valued: bool = False,
+    numbered: Numbered = lambda found: False,
+) -> Traced:
     """Trace a source with as many of its runs as possible.
 
     If code does something else in training mode, runs in training mode are traced too, unless that
-    makes more modules opaque. `folds` says whether blocks may be folded, and `valued` whether there
-    is another source, with values, for code that depends on data.
+    makes more modules opaque.
+
+    Args:
+        source: The model and its runs.
+        folds: Whether blocks may be folded.
+        valued: Whether there is another source, with values, for code that depends on data.
+        numbered: Asked where more runs must be traced: if so, they are traced with all blocks.
 
     Raises:
         ModelError: the first run cannot be traced.
@@ -82,15 +96,20 @@ def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Trace
 
     trials = Trials(source.module)
     best = _in_eval_mode(source, partial(tried, source), trials)
-    if best.graph.leaves_attributes and keeps(source):
-        source = replace(source, keeps=True)
+    keep = best.graph.leaves_attributes and keeps(source)
+    unfolds = bool(best.folding.stacks) and (keep or not best.graph.holds_in_training)
+    if unfolds := unfolds and numbered(best):
+        known.folds = False
+    if keep or unfolds:
+        source = replace(source, keeps=keep)
         before = best.source
         try:  # with the runs that could be traced before
-            best = tried(source, len(before.more), before.further, not best.folding.stacks)
+            whole = unfolds or not best.folding.stacks
+            best = tried(source, len(before.more), before.further, whole)
         except (ModelError, Unfoldable):
             best = _in_eval_mode(source, partial(tried, source), trials)
     graph, folded = best.graph, bool(best.folding.stacks)
-    large = is_large(graph, len(graph.branch_paths))
+    large = len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * len(graph.branch_paths)
     if graph.holds_in_training or (large and not source.trains):
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
@@ -103,11 +122,6 @@ def trace_all(source: Source, folds: bool = True, valued: bool = False) -> Trace
             if {*map(pattern, found.graph.untraced)} <= {*map(pattern, graph.untraced)}:
                 return found
     return best
-
-
-def is_large(graph: Graph, calls: int) -> bool:
-    """Return whether the graph of some calls is too large to be traced in training mode, too."""
-    return len(graph.ops) > MAX_OPS_TO_TRACE_IN_TRAINING * calls
 
 
 def _with_training(source: Source, best: Source) -> tuple[Source, int, tuple[Run, ...]]:

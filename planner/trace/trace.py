@@ -26,15 +26,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.errors import ModelError
-from shardwright.planner.trace.folded_trace import Traced, trace_all, trace_folded
+from shardwright.planner.trace.folded_trace import (
+    Numbered,
+    Traced,
+    trace_all,
+    trace_folded,
+)
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.record.identity import checked
 from shardwright.planner.trace.runs.known_runs import Known
 from shardwright.planner.trace.runs.run import Run
 
 
-def trace_model(source: Source, folds: bool = True) -> Traced:
-    """Trace the result of `read_source`: steps 2 to 6.
+def trace_model(
+    source: Source, folds: bool = True, numbered: Numbered = lambda found: False
+) -> Traced:
+    """Trace the result of `read_source`: steps 2 to 6. The arguments are those of `trace_all`.
 
     A model that cannot be traced without data is traced again with the values of the integers and
     masks among its example inputs, and if need be of all of them. The plan then holds for what the
@@ -44,14 +51,14 @@ def trace_model(source: Source, folds: bool = True) -> Traced:
         ModelError: the model cannot be traced.
     """
     with checked(source.module):
-        return _traced(source, folds)
+        return _traced(source, folds, numbered)
 
 
-def _traced(source: Source, folds: bool) -> Traced:
+def _traced(source: Source, folds: bool, numbered: Numbered) -> Traced:
     try:
-        found = trace_all(source, folds, bool(source.valued))
+        found = trace_all(source, folds, bool(source.valued), numbered)
     except ModelError as refused:
-        found = _with_values(source, folds, refused)
+        found = _with_values(source, folds, refused, numbered)
     for run in found.source.missing:
         alone = replace(found.source, more=(), further=(run,))
         try:
@@ -69,7 +76,7 @@ def _in_words(run: Run) -> str:
     return "continuous batching" if run.batched else f"the call with {', '.join(run.kwargs)}"
 
 
-def _with_values(source: Source, folds: bool, refused: ModelError) -> Traced:
+def _with_values(source: Source, folds: bool, refused: ModelError, numbered: Numbered) -> Traced:
     """Trace a source with values of its inputs: with those with which most is traced.
 
     Raises:
@@ -78,7 +85,7 @@ def _with_values(source: Source, folds: bool, refused: ModelError) -> Traced:
     best: Traced | None = None
     for valued in source.with_values():
         try:
-            found = trace_all(valued, folds)
+            found = trace_all(valued, folds, numbered=numbered)
         except ModelError as error:
             refused = error
             continue

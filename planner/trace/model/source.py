@@ -115,11 +115,6 @@ class Source:
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
         return replace(found, by_rows=by_rows, along=True)
 
-    def in_eval_mode(self) -> Source:
-        """Return the source without runs in training mode."""
-        left = (run for run in self.further if not (run.training or run.again))
-        return replace(self, further=tuple(left))
-
     def with_values(self) -> Iterator[Source]:
         """Yield the source with each of the `valued` inputs."""
         for args, (kwargs, *more) in self.valued:
