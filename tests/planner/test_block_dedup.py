@@ -94,7 +94,7 @@ def test_code_between_blocks_that_counts_them_is_not_folded() -> None:
 def test_block_dedup_run_once() -> None:
     task = prepare(Tower(), 2, args=features(WIDTH)(3, 19))
     (stack,) = task.folding.stacks
-    full = task.dry_runs[0]
+    full = task.dry.each[0]
     left_out = full.unsharded(every_block=False).left_out
     assert left_out == {(f"layers.{n}", 0) for n in range(BLOCKS)} - {
         (f"layers.{stack.traced.index(place)}", 0) for place in set(stack.traced)
