@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from shardwright.planner.trace.record.fake_mode import LikeReal
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.trials import Trial, Trials
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.test_unused import WIDTH, Mlp, is_split
+from tests.planning import trace
 
 
 class Chunked(nn.Module):
@@ -112,3 +115,18 @@ def test_what_is_drawn_or_large_has_no_value() -> None:
         for x in (torch.randperm(5), torch.ones(300, 300), torch.empty(3).fill_(1).cos()):
             with pytest.raises(DynamicOutputShapeException):
                 (x > 0).nonzero()
+
+
+def test_what_masks_of_one_length_select() -> None:
+    """It is not kept by their lengths from a trial: they may select more or fewer rows."""
+
+    class Selects(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(3, device=x.device)
+            return torch.cat([x[places < rows] for rows in (2, 1, 3)])
+
+    x = torch.empty(3, 8, device="meta")
+    assert Trials(Selects()).attempt(Run("", (x,), {})) is Trial.RUNS
+    graph = trace(Selects(), (x,), {})
+    rows = [op.call.results[0][0] for op in graph.ops if op.call.op == "index"]
+    assert rows == [2, 1, 3]

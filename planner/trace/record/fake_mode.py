@@ -129,7 +129,9 @@ class OnMeta(FakeTensorMode):
             if not (here and isinstance(func, OpOverload) and func.namespace == "aten"):
                 raise Elsewhere
             given = self.key(func, args, kwargs)
-            if (kept := self.kept(given, args)) is not None:
+            if by_mask(func, args):
+                given = None
+            elif (kept := self.kept(given, args)) is not None:
                 return kept
             if not by_kernel(func):
                 raise Elsewhere
@@ -143,7 +145,7 @@ class OnMeta(FakeTensorMode):
             if given and type(made) is FakeTensor and self.is_plain(made) and makes_new(func):
                 keep(given, made, None)
             return made
-        if type(made) is Tensor and (func in VIEWS or makes_new(func)):
+        if given and type(made) is Tensor and (func in VIEWS or makes_new(func)):
             keep(given, made, args[0] if func in VIEWS else None)
         return self._faked(made)
 
@@ -280,6 +282,12 @@ class LikeReal(OnMeta):
 
 class Elsewhere(Exception):
     """A call is not all on meta, or torch's mode handles its op in its own way."""
+
+
+def by_mask(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether a call takes what a mask selects: the shape then depends on values."""
+    masks = (torch.bool, torch.uint8)
+    return func is aten.index.Tensor and any(x is not None and x.dtype in masks for x in args[1])
 
 
 @cache
