@@ -12,6 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -84,7 +85,10 @@ def compared(kind: str, cls: str, tp: int) -> Row:
 
 
 def timed(kind: str, cls: str, tp: int) -> Row:
-    """Return the row of a model type: processor seconds to plan its small model as users do."""
+    """Return the row of a model type: processor seconds to plan its small model as users do.
+
+    The small model is in float32 afterwards.
+    """
     found = _small(kind, cls)
     if isinstance(found, str):
         return {"verdict": "no small model", "why": found}
@@ -95,7 +99,7 @@ def timed(kind: str, cls: str, tp: int) -> Row:
             shardwright.plan(folder, tp)
         except ShardwrightError as error:
             return {"verdict": "refused", "why": repr(error)[:300]}
-        return {"verdict": "planned", "seconds": round(time.process_time() - begun, 2)}
+        return {"verdict": "planned", "planning": round(time.process_time() - begun, 2)}
 
 
 def _shaken(model: nn.Module, seed: int) -> nn.Module:
@@ -109,6 +113,7 @@ def _shaken(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
+@lru_cache(maxsize=1)
 def _small(kind: str, cls: str) -> tuple[Any, nn.Module, dict[str, Any], Outcome, float] | str:
     """Return the first config that runs, its model, inputs, outcome, and the tolerance.
 

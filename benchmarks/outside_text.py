@@ -4,7 +4,7 @@
     python -m benchmarks.outside_text --tp 2 clip vit     plans some
     python -m benchmarks.outside_text --part 1/8 --json FILE
     python -m benchmarks.outside_text --equal clip         compares small models (outside_equal.py)
-    python -m benchmarks.outside_text --timed clip         plans them with the default objective
+    python -m benchmarks.outside_text --timed clip         plans them as users do, and times that
 
 Of each model type one class of the auto mappings is taken, the one with the fullest task. Prints a
 row for each; a model that its own default config cannot build is "not built". Exits with 1 if an
@@ -55,7 +55,7 @@ backends["timm"] = (lambda: True, "")
 @click.option("--tp", default=2, show_default=True, help="Ranks to plan for.")
 @click.option("--made", is_flag=True, help="Only make inputs.")
 @click.option("--equal", is_flag=True, help="Compare small models with the unsharded ones.")
-@click.option("--timed", "times", is_flag=True, help="Only plan small models, and time that.")
+@click.option("--timed", "times", is_flag=True, help="Plan small models, and time that.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the model types.")
 @click.option("--limit", default=150.0, show_default=True, help="Processor seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
@@ -75,7 +75,7 @@ def main(
     jobs = jobs[k - 1 :: n]
     row = partial(planned, made, tp)
     if equal or times:
-        row = partial(equal_row if equal else timed_row, tp)
+        row = partial(small_row, equal, times, tp)
     found = sweep(jobs, 1, row, 1, limit)
     counts = printed(found, "planning", len(jobs), path)
     sys.exit(1 if counts["failed"] else 0)
@@ -119,16 +119,14 @@ def planned(made: bool, tp: int, cls: str, kind: str, rank: int, ranks: int, mes
     return row | {"seconds": round(time.process_time() - begun, 1)}
 
 
-def equal_row(tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -> Row:
-    """Return the row of a small model of a type, compared with the unsharded one."""
+def small_row(equal: bool, times: bool, tp: int, cls: str, kind: str, *_: Any) -> Row:
+    """Return the row of a small model of a type: whether it is equal, how long planning takes."""
     begun = time.process_time()
-    row: Row = {"kind": cls, "name": kind, **compared(kind, cls, tp)}
-    return row | {"seconds": round(time.process_time() - begun, 1)}
-
-
-def timed_row(tp: int, cls: str, kind: str, rank: int, ranks: int, mesh: Mesh) -> Row:
-    """Return the row of a small model of a type that is only planned."""
-    return {"kind": cls, "name": kind, **timed(kind, cls, tp)}
+    answers = [answer for asked, answer in ((equal, compared), (times, timed)) if asked]
+    first, *others = [answer(kind, cls, tp) for answer in answers]
+    more = {name: value for other in others for name, value in other.items()}
+    seconds = round(time.process_time() - begun, 1)
+    return {"kind": cls, "name": kind, "seconds": seconds} | more | first
 
 
 if __name__ == "__main__":
